@@ -1,0 +1,1 @@
+"""The `specpilot` command line: owns all printing and exit codes."""

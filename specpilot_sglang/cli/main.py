@@ -1,0 +1,56 @@
+"""Entry point of the `specpilot` console script: assembles subcommands, maps errors to exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from specpilot_sglang import __version__
+from specpilot_sglang.cli import demo, doctor, eval_cmd, overlay, serve, w12
+from specpilot_sglang.errors import EXIT_ERROR, SpecPilotError
+
+app = typer.Typer(
+    name="specpilot",
+    no_args_is_help=True,
+    add_completion=False,
+    help="Speculative decoding on stock SGLang, faster and with the same answers.",
+)
+app.add_typer(overlay.app, name="overlay")
+app.add_typer(w12.app, name="w12")
+app.add_typer(eval_cmd.app, name="eval")
+demo.register(app)
+doctor.register(app)
+serve.register(app)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"specpilot-sglang {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True)) -> None:
+    pass
+
+
+def run() -> None:
+    """Run the command line; exit 0 ok, 1 rejected, 2 error (one line on stderr), 130 on Ctrl-C."""
+    try:
+        code = app(standalone_mode=False)
+    except SpecPilotError as exc:
+        sys.exit(_fail(exc.line()))
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(EXIT_ERROR)
+    except (KeyboardInterrupt, click.Abort):
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str) -> int:
+    typer.echo(f"specpilot: error: {' '.join(line.split())}", err=True)
+    return EXIT_ERROR
