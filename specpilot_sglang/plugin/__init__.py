@@ -1,0 +1,1 @@
+"""What SGLang loads: decides whether the plugin was asked for, applies an overlay, attests to it."""
