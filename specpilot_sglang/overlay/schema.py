@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from specpilot_sglang.overlay.server_args import ServerArgOverrides
 
@@ -14,9 +15,13 @@ from specpilot_sglang.overlay.server_args import ServerArgOverrides
 RESERVED_NAMES = frozenset({"auto", "auto-or-stock", "stock", "none"})
 
 
+def _error(what: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("overlay", "{what}", {"what": what, "fix": fix})
+
+
 def _name(value: str) -> str:
     if value in RESERVED_NAMES:
-        raise ValueError(f"{value!r} is reserved for choosing an overlay")
+        raise _error(f"{value!r} is reserved for choosing an overlay", "choose another name")
     return value
 
 
@@ -24,7 +29,8 @@ def _regex(value: str) -> str:
     try:
         re.compile(value)
     except re.error as exc:
-        raise ValueError(f"{value!r} is not a regular expression ({exc})") from None
+        what = f"{value!r} is not a regular expression ({exc})"
+        raise _error(what, "put a backslash before brackets and dots that are meant literally") from None
     return value
 
 
@@ -32,7 +38,7 @@ def _specifier(value: str) -> str:
     try:
         SpecifierSet(value)
     except InvalidSpecifier:
-        raise ValueError(f"{value!r} is not a version specifier such as '==0.5.23'") from None
+        raise _error(f"{value!r} is not a version specifier", "write it like '==0.5.23' or '>=0.5.23,<0.6'") from None
     return value
 
 
@@ -70,7 +76,7 @@ class Weights(_Strict):
     @model_validator(mode="after")
     def _only_with_w12(self) -> Weights:
         if self.format == "bf16" and (self.exclude or self.max_bits is not None):
-            raise ValueError("exclude and max_bits do nothing with format bf16")
+            raise _error("exclude and max_bits do nothing with format bf16", "set format: w12, or remove them")
         return self
 
 
@@ -90,9 +96,12 @@ class Tree(_Strict):
     @model_validator(mode="after")
     def _budget_belongs_to_trees(self) -> Tree:
         if self.kind == "chain" and (self.budget is not None or self.max_depth is not None):
-            raise ValueError("a chain has no budget or max_depth (speculative_num_draft_tokens sets its length)")
+            fix = (
+                "set kind: best-first, or remove them (server_args.speculative_num_draft_tokens sets a chain's length)"
+            )
+            raise _error("a chain has no budget or max_depth", fix)
         if self.kind == "best-first" and self.budget is None:
-            raise ValueError("kind best-first needs a budget")
+            raise _error("kind best-first needs a budget", "add budget, e.g. 32 nodes")
         return self
 
 
@@ -105,7 +114,8 @@ class Verify(_Strict):
     @model_validator(mode="after")
     def _rounds_belong_to_two_levels(self) -> Verify:
         if (self.levels == 2) != (self.cheap_rounds > 0):
-            raise ValueError("levels 2 needs cheap_rounds of 1 or more, levels 1 has none")
+            fix = "set levels: 2 with cheap_rounds: 1 or more, or neither"
+            raise _error("levels and cheap_rounds contradict each other", fix)
         return self
 
 

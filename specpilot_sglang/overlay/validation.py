@@ -26,6 +26,12 @@ _TYPES = {
     "dict_type": "a mapping of keys to values",
 }
 
+_PATTERNS = {
+    "name": "use up to 63 lower-case letters, digits, dots, dashes and underscores; start with a letter or digit",
+    "file": "name a .py file inside the overlay's folder, relative to it and without ..",
+    "function": "give the name of a function of that file",
+}
+
 
 def build_overlay(path: Path, content: YamlFile) -> Overlay:
     """Validate `content`.
@@ -64,10 +70,11 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
         allowed = str(error["ctx"]["expected"])
         words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
         return f"{_show(value)} is not allowed{suggest(str(value), words)}", f"use one of {', '.join(words)}"
-    if kind == "value_error":
-        return str(error["ctx"]["error"]), "see `specpilot overlay schema` and the overlay `template`"
+    if kind == "overlay":  # raised by the schema's own validators
+        return error["ctx"]["what"], error["ctx"]["fix"]
     if kind == "string_pattern_mismatch":
-        return f"{_show(value)} is not a valid {loc[-1]}", f"it must match {error['ctx']['pattern']}"
+        rule = _PATTERNS.get(str(loc[-1]), "use lower-case letters, digits and underscores")
+        return f"{_show(value)} is not a valid {loc[-1]}", rule
     text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{_show(value)} is out of range", f"it should be {text}"
 
@@ -98,7 +105,8 @@ def _inner_model(annotation: Any) -> type[BaseModel]:
 
 
 def _show(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
+    spelt = {None: "nothing", True: "true", False: "false"}
+    text = spelt[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -107,4 +115,7 @@ def _hint(value: Any, kind: str) -> str:
         return " (YAML 1.2 reads yes, no, on and off as text)"
     if value is None:
         return ", or remove the key to keep its default"
-    return " without quotes" if isinstance(value, str) and kind != "string_type" else ""
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return " (in quotes)"
+    plain = {"bool_type", "int_type", "int_from_float", "float_type"}
+    return " without quotes" if isinstance(value, str) and kind in plain else ""
