@@ -1,0 +1,1 @@
+"""Measurements on a GPU host: model shapes with random weights, timed server starts, decode speed."""
