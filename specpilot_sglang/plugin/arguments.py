@@ -80,5 +80,6 @@ def _check_w12(server_args: Any, target: Checkpoint) -> None:
         )
     if server_args.enable_lora or server_args.lora_paths:
         raise PluginError(
-            "W12 weights cannot take LoRA adapters", fix="drop --enable-lora and --lora-paths, or use weights.format bf16"
+            "W12 weights cannot take LoRA adapters",
+            fix="drop --enable-lora and --lora-paths, or use weights.format bf16",
         )

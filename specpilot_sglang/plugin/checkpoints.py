@@ -47,7 +47,9 @@ def read_checkpoint(path: str, role: str, revision: str | None = None) -> Checkp
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as exc:
-        raise PluginError(f"cannot be read as JSON ({exc})", where=file, fix=f"repair it or point {role} elsewhere") from exc
+        raise PluginError(
+            f"cannot be read as JSON ({exc})", where=file, fix=f"repair it or point {role} elsewhere"
+        ) from exc
     architectures = config.get("architectures") if isinstance(config, dict) else None
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise PluginError("has no `architectures` list", where=file, fix="add the model's class name to it")
