@@ -128,7 +128,7 @@ class Batching(_Strict):
 
 
 class PatchRef(_Strict):
-    """A Python function in the overlay's own folder that declares further patches."""
+    """A function in the overlay's own folder; takes nothing, returns `specpilot_sglang.patching.Patch` objects."""
 
     file: Annotated[
         str,

@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
-Word = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
-Sizes = Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=128)]
+Sizes = Annotated[list[Positive], Field(min_length=1, max_length=128)]
+# Dense attention of full precision only: sparse and quantising backends of ServerArgs are left out.
+Attention = Literal["triton", "torch_native", "flex_attention", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mha"]
+LinearAttention = Literal["triton", "cutedsl", "flashinfer", "helion"]
 
 
 class ServerArgOverrides(BaseModel):
@@ -21,16 +23,16 @@ class ServerArgOverrides(BaseModel):
     # Speculation: the drafter proposes, the target decides, so these move speed and never tokens.
     speculative_num_draft_tokens: Annotated[int, Field(ge=2, le=128)] | None = None
     speculative_draft_window_size: Positive | None = None
-    speculative_draft_attention_backend: Word | None = None
+    speculative_draft_attention_backend: Attention | None = None
     speculative_draft_kv_cache_dtype: Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     # Kernels of equal arithmetic.
-    attention_backend: Word | None = None
-    prefill_attention_backend: Word | None = None
-    decode_attention_backend: Word | None = None
-    linear_attn_backend: Word | None = None
-    linear_attn_decode_backend: Word | None = None
-    linear_attn_prefill_backend: Word | None = None
-    linear_attn_verify_backend: Word | None = None
+    attention_backend: Attention | None = None
+    prefill_attention_backend: Attention | None = None
+    decode_attention_backend: Attention | None = None
+    linear_attn_backend: LinearAttention | None = None
+    linear_attn_decode_backend: LinearAttention | None = None
+    linear_attn_prefill_backend: LinearAttention | None = None
+    linear_attn_verify_backend: LinearAttention | None = None
     triton_attention_num_kv_splits: Positive | None = None
     disable_custom_all_reduce: bool | None = None
     disable_flashinfer_autotune: bool | None = None
@@ -63,9 +65,8 @@ class ServerArgOverrides(BaseModel):
     mamba_radix_cache_strategy: Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return only the arguments the overlay sets, by `ServerArgs` field name; sequences as lists."""
-        chosen = self.model_dump(exclude_none=True)
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
+        """Return only the arguments the overlay sets, by `ServerArgs` field name."""
+        return self.model_dump(exclude_none=True)
 
 
 #: Why a key is refused, first match wins: (pattern of the key, reason, fix).

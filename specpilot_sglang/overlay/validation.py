@@ -21,6 +21,7 @@ _TYPES = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "tuple_type": "a list",
+    "list_type": "a list",
     "model_type": "a mapping of keys to values",
     "model_attributes_type": "a mapping of keys to values",
     "dict_type": "a mapping of keys to values",
@@ -73,8 +74,7 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     if kind == "overlay":  # raised by the schema's own validators
         return error["ctx"]["what"], error["ctx"]["fix"]
     if kind == "string_pattern_mismatch":
-        rule = _PATTERNS.get(str(loc[-1]), "use lower-case letters, digits and underscores")
-        return f"{_show(value)} is not a valid {loc[-1]}", rule
+        return f"{_show(value)} is not a valid {loc[-1]}", _PATTERNS[str(loc[-1])]
     text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{_show(value)} is out of range", f"it should be {text}"
 

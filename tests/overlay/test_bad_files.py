@@ -67,11 +67,11 @@ BAD = [
     ("kv-dtype", N + "server_args: {kv_cache_dtype: fp8_e4m3}\n", 2, "server_args.kv_cache_dtype", "answers change"),
     ("typo-argument", N + "server_args: {page_sise: 1}\n", 2, "server_args.page_sise", "did you mean 'page_size'"),
     ("argument-type", N + "server_args: {page_size: big}\n", 2, "server_args.page_size", "whole number"),
-    ("argument-range", N + "server_args: {mem_fraction_static: 1.5}\n", 2, "server_args.mem_fraction_static", "less than 1"),
+    ("argument-range", N + "server_args: {mem_fraction_static: 1.5}\n", 2, "server_args.mem_fraction_static", "than 1"),
     ("patch-not-a-mapping", N + "patches: [a.py]\n", 2, "patches[0]", "expected a mapping"),
     ("patch-outside", N + "patches:\n  - {file: ../a.py, function: f}\n", 3, "patches[0].file", "not a valid file"),
     ("patch-absolute", N + "patches:\n  - {file: /a.py, function: f}\n", 3, "patches[0].file", "not a valid file"),
-    ("patch-missing", N + "patches:\n  - {file: a.py, function: f}\n", 3, "patches[0].file", "not in the overlay's folder"),
+    ("patch-missing", N + "patches:\n  - {file: a.py, function: f}\n", 3, "patches[0].file", "not in the overlay"),
     ("patch-no-function", N + "patches:\n  - file: a.py\n", 3, "patches[0].function", "missing"),
 ]  # fmt: skip
 
