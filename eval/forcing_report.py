@@ -1,0 +1,86 @@
+"""Counts, rate, interval and decision of a token forcing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specpilot_sglang.eval.forcing import Mismatch, Verdict
+from specpilot_sglang.eval.statistics import binomial_interval
+
+#: Nats under which two float32 logits are a tie: an order of summation decides, not the method.
+EXCUSE_MARGIN = 1e-4
+
+
+@dataclass(frozen=True)
+class ForcingReport:
+    """Outcome of `forcing.force` over a run.
+
+    Attributes:
+        verdicts: one a request.
+        excuse_margin: a mismatch with a smaller margin, in nats, does not count.
+    """
+
+    verdicts: Sequence[Verdict]
+    excuse_margin: float = EXCUSE_MARGIN
+
+    @property
+    def positions(self) -> int:
+        """Judged positions."""
+        return sum(v.positions for v in self.verdicts)
+
+    @property
+    def by_prefill(self) -> int:
+        """Judged positions whose token came from a prefill."""
+        return sum(v.by_prefill for v in self.verdicts)
+
+    @property
+    def mismatches(self) -> list[Mismatch]:
+        """All mismatches, excused ones included."""
+        return [m for v in self.verdicts for m in v.mismatches]
+
+    @property
+    def counted(self) -> list[Mismatch]:
+        """Mismatches that are not excused; one without a margin never is."""
+        return [m for m in self.mismatches if m.margin is None or m.margin >= self.excuse_margin]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """Requests that could not be judged."""
+        return [v for v in self.verdicts if v.error]
+
+    @property
+    def rate(self) -> float:
+        """Counted mismatches a position; NaN when nothing was judged."""
+        return len(self.counted) / self.positions if self.positions else float("nan")
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the exact binomial interval of the rate."""
+        return binomial_interval(len(self.counted), max(self.positions, len(self.counted)), confidence)
+
+    def within(self, max_rate: float = 0.0) -> bool:
+        """Return whether every request was judged and the rate is at most `max_rate`."""
+        return bool(self.positions) and not self.failed and self.rate <= max_rate
+
+    def equal_requests(self) -> int:
+        """Return how many requests have no mismatch at all, excused or not."""
+        return sum(not v.mismatches and not v.error for v in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return counts, rate, interval, every mismatch and every failure as JSON values."""
+        low, high = self.interval()
+        return {
+            "requests": len(self.verdicts),
+            "requests_equal": self.equal_requests(),
+            "requests_failed": [{"request": v.request, "error": v.error} for v in self.failed],
+            "positions": self.positions,
+            "positions_by_prefill": self.by_prefill,
+            "mismatches_total": len(self.mismatches),
+            "mismatches_excused": len(self.mismatches) - len(self.counted),
+            "mismatches_counted": len(self.counted),
+            "excuse_margin": self.excuse_margin,
+            "rate": self.rate if self.positions else None,
+            "rate_interval_95": [low, high],
+            "mismatches": [asdict(m) for m in self.mismatches],
+        }
