@@ -6,8 +6,9 @@ import re
 from datetime import datetime
 from typing import NamedTuple
 
-# SGLang logs "[2026-11-30 01:02:03 ...] message"; milliseconds appear only with SGLANG_LOG_MS.
-_STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d+))?[^\]]*\] (.*)$")
+# SGLang logs "[2026-11-30 01:02:03.456 ...] message" (milliseconds with SGLANG_LOG_MS), FlashInfer
+# "2026-11-30 01:02:03,456 - INFO - message".
+_STAMP = re.compile(r"^\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))?(?:[^\]]*\]| -) (.*)$")
 
 # First match wins. The text on the right is what SGLang 0.5.23 writes.
 MILESTONES: tuple[tuple[str, str], ...] = (
