@@ -22,13 +22,17 @@ from specpilot_sglang.plugin.drafter import check_drafter
 
 def check_library() -> Iterator[Check]:
     """Check that every overlay of the library loads: one broken file stops every automatic choice."""
-    folders, broken = overlay_folders(), False
+    try:
+        folders, broken = overlay_folders(), False
+    except OverlayError as exc:
+        yield _failed("overlays", exc)
+        return
     for folder in folders:
         try:
             load_named(folder)
         except OverlayError as exc:
             broken = True
-            yield fail(f"overlay {folder.name}", f"{exc.where}: {exc.what}", exc.fix)
+            yield _failed(f"overlay {folder.name}", exc)
     if not broken:
         yield ok("overlays", ", ".join(folder.name for folder in folders))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,16 +17,19 @@ GIB = 1 << 30
 DISK_FAIL, DISK_WARN = 1 * GIB, 10 * GIB
 RAM_FAIL, RAM_WARN = 1 * GIB, 6 * GIB
 SHM_WARN = 1 * GIB
+#: SGLang 0.5.23 pins CUDA 13 builds of torch and FlashInfer.
+CUDA_WANTED = 13
 
 
 def has_gpu() -> bool:
-    """Tell whether NVML reports an NVIDIA GPU."""
+    """Tell whether NVML reports an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide."""
     return bool(_gpus()[0])
 
 
 def check_hardware() -> Iterator[Check]:
     """Check GPUs, memory, shared memory and disk."""
     yield from _check_gpus()
+    yield from _driver()
     yield _memory()
     yield _shared_memory()
     for name, folder in (("disk, home", Path.home()), ("disk, temporary", Path(tempfile.gettempdir()))):
@@ -48,6 +52,8 @@ def _check_gpus() -> Iterator[Check]:
 
 def _gpus() -> tuple[list[tuple[str, int, int]], str]:
     """Return (name, free bytes, total bytes) of every GPU, and why there are none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return [], "CUDA_VISIBLE_DEVICES hides every GPU"
     try:
         import pynvml
     except ImportError:
@@ -65,6 +71,26 @@ def _gpus() -> tuple[list[tuple[str, int, int]], str]:
         return found, "no NVIDIA GPU"
     finally:
         pynvml.nvmlShutdown()
+
+
+def _driver() -> Iterator[Check]:
+    if not has_gpu():
+        return
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+        driver = version.decode() if isinstance(version, bytes) else str(version)
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    finally:
+        pynvml.nvmlShutdown()
+    detail = f"{driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    if cuda // 1000 < CUDA_WANTED:
+        fix = f"update the driver, or install cuda-compat-{CUDA_WANTED}"
+        yield warn("NVIDIA driver", f"{detail}, but SGLang's packages are built for CUDA {CUDA_WANTED}", fix)
+    else:
+        yield ok("NVIDIA driver", detail)
 
 
 def _memory() -> Check:

@@ -88,7 +88,7 @@ def _platform_variable(has_gpu: bool) -> Check:
 
 def _simulation() -> Iterator[Check]:
     found = {key: value for key, value in os.environ.items() if key.startswith("SGLANG_SIMULATE_ACC_")}
-    if not found:
+    if _number(found.get("SGLANG_SIMULATE_ACC_LEN", "")) <= 0:
         yield ok("simulated acceptance", "off: accept lengths are real")
         return
     what = " ".join(f"{key}={value}" for key, value in sorted(found.items()))
@@ -97,6 +97,13 @@ def _simulation() -> Iterator[Check]:
         f"{what}: accept lengths and speeds would be made up",
         f"unset {' '.join(sorted(found))}",
     )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0  # SGLang refuses to start with it, so nothing is simulated
 
 
 def _own_variables() -> Iterator[Check]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -30,10 +32,7 @@ def check_software() -> Iterator[Check]:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return fail("python", version, "use Python 3.11 or newer")
-    return ok("python", f"{version} ({sys.executable})")
+    return ok("python", f"{platform.python_version()} ({sys.executable})")
 
 
 def _sglang() -> Check:
@@ -56,16 +55,18 @@ def _package(name: str, pin: Requirement | None) -> Check:
 
 
 def _hugging_face_kernels() -> Check:
-    """SGLang imports Hugging Face's `kernels`; a folder of that name with an `__init__.py` could shadow it."""
-    spec, found = importlib.util.find_spec("kernels"), _version("kernels")
-    if found is None:
+    """SGLang imports Hugging Face's `kernels`; a package of that name in the current folder would shadow it."""
+    try:
+        ours = metadata.distribution("kernels")
+    except metadata.PackageNotFoundError:
         return warn("kernels", "not installed", "pip install kernels")
-    if spec is None or spec.origin is None or "site-packages" not in spec.origin:
-        where = (spec and spec.origin) or "a plain folder"
-        return fail(
-            "kernels", f"`import kernels` finds {where}, not Hugging Face's package", "start from another folder"
-        )
-    return ok("kernels", f"{found}, not shadowed")
+    # `python -m sglang.launch_server` looks into the current folder first; this command does not.
+    spec = PathFinder.find_spec("kernels", [os.getcwd(), *sys.path])
+    found = spec.origin if spec else None
+    if found is None or not Path(found).samefile(Path(str(ours.locate_file("kernels/__init__.py")))):
+        what = f"`import kernels` finds {found or 'a plain folder'} here, not Hugging Face's package"
+        return fail("kernels", what, "start the server from another folder")
+    return ok("kernels", f"{ours.version}, not shadowed")
 
 
 def _version(name: str) -> str | None:
