@@ -20,7 +20,8 @@ import httpx
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.gpu.phases import memory_lines, milestones
 from specpilot_sglang.eval.gpu.plan import Plan, ServerPlan, load_plan
-from specpilot_sglang.eval.gpu.speed import generate, run_load
+from specpilot_sglang.eval.gpu.records import record_answers
+from specpilot_sglang.eval.gpu.speed import run_load
 from specpilot_sglang.eval.gpu.stacks import StackSampler
 from specpilot_sglang.eval.servers import Server
 
@@ -29,12 +30,10 @@ LOG_TAIL = 400_000  # characters of a server log that are kept
 PROMPT_SEED = 20261130
 
 
-def prompts_of(server: ServerPlan, vocab_size: int) -> list[list[int]]:
-    """Return the prompts (token ids): the file's, one JSON list a line, or 32 different random ones."""
-    if server.prompts is not None:
-        return [json.loads(line) for line in server.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+def random_prompts(input_len: int, vocab_size: int) -> list[list[int]]:
+    """Return 32 different prompts of random token ids, the same at every call."""
     rng = random.Random(PROMPT_SEED)
-    return [[rng.randrange(10, vocab_size) for _ in range(server.input_len)] for _ in range(32)]
+    return [[rng.randrange(10, vocab_size) for _ in range(input_len)] for _ in range(32)]
 
 
 def answers(url: str, paths: list[str]) -> dict[str, Any]:
@@ -50,23 +49,21 @@ def answers(url: str, paths: list[str]) -> dict[str, Any]:
     return kept
 
 
-def questions(server: Server, plan: ServerPlan, vocab_size: int) -> dict[str, Any]:
-    """Run the loads, keep the outputs and read the HTTP paths of a started server."""
-    prompts = prompts_of(plan, vocab_size)
+def questions(server: Server, plan: Plan, asked: ServerPlan, out: Path) -> dict[str, Any]:
+    """Run the loads, record answers to real prompts and read the HTTP paths of a started server."""
+    prompts = random_prompts(asked.input_len, plan.vocab_size)
     result: dict[str, Any] = {"loads": []}
-    for load in plan.loads:
+    for load in asked.loads:
         speeds = run_load(
-            server.url, prompts, load.concurrency, load.output_len, load.repeats, timeout_s=plan.load_timeout_s
+            server.url, prompts, load.concurrency, load.output_len, load.repeats, timeout_s=asked.load_timeout_s
         )
         logger.info(
-            "%s: c=%d %s tok/s, accept %s", plan.name, load.concurrency, speeds["tok_s"], speeds["accept_length"]
+            "%s: c=%d %s tok/s, accept %s", asked.name, load.concurrency, speeds["tok_s"], speeds["accept_length"]
         )
         result["loads"].append(speeds)
-    if plan.outputs:
-        length = max((load.output_len for load in plan.loads), default=64)
-        kept = [generate(server.url, ids, length, plan.load_timeout_s) for ids in prompts[: plan.outputs]]
-        result["outputs"] = [stream.output_ids for stream in kept]
-    result["gets"] = answers(server.url, plan.gets)
+    if asked.records is not None:
+        result["records"] = record_answers(server.client, asked.records, plan.tokenizer, out, asked.name)
+    result["gets"] = answers(server.url, asked.gets)
     return result
 
 
@@ -89,7 +86,7 @@ def measure_server(plan: Plan, server_plan: ServerPlan, out: Path) -> dict[str, 
         server.start()
         sampler.stop()
         result["start_s"] = server.start_s
-        result.update(questions(server, server_plan, plan.vocab_size))
+        result.update(questions(server, plan, server_plan, out))
     except (SpecPilotError, httpx.HTTPError, ValueError) as error:
         result["error"] = f"{type(error).__name__}: {error}"
         logger.error("%s: %s", server_plan.name, result["error"])

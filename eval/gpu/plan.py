@@ -22,6 +22,18 @@ class LoadPlan(_Strict):
     repeats: int = Field(default=2, ge=1)
 
 
+class RecordPlan(_Strict):
+    """Real prompts: `suites` gives how many items of each, answered greedily at each concurrency in turn.
+
+    With `force`, the name of an earlier server of the plan, that server's first run is token-forced through this one.
+    """
+
+    suites: dict[str, int]
+    max_new_tokens: int = Field(default=200, ge=1)
+    concurrency: list[int] = [1, 8]
+    force: str | None = None
+
+
 class ServerPlan(_Strict):
     """One server start and what is measured on it.
 
@@ -35,11 +47,10 @@ class ServerPlan(_Strict):
     labels: list[str] = []
     loads: list[LoadPlan] = []
     gets: list[str] = ["/server_info"]
-    input_len: int = Field(default=128, ge=1)
-    prompts: Path | None = None
+    input_len: int = Field(default=128, ge=1, description="tokens of the random prompts of `loads`")
+    records: RecordPlan | None = None
     start_timeout_s: float = 300.0
     load_timeout_s: float = 120.0
-    outputs: int = Field(default=0, ge=0, description="prompts whose greedy output ids are kept, one at a time")
 
 
 class Plan(_Strict):
@@ -49,6 +60,7 @@ class Plan(_Strict):
     common_args: list[str] = []
     env: dict[str, str] = {}
     vocab_size: int = Field(ge=16, description="random prompt ids are drawn below this")
+    tokenizer: str = Field(default="", description="model folder whose tokenizer encodes the prompts of `records`")
     stack_every_s: float = Field(default=2.0, gt=0)
 
     def arguments(self, server: ServerPlan) -> list[str]:
