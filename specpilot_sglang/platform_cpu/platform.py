@@ -1,0 +1,123 @@
+"""The platform object SGLang asks for devices, defaults and kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+ATTENTION_BACKEND = "specpilot_sdpa"
+
+#: KV slots where the user names none: stock would claim most of the machine's memory.
+DEFAULT_KV_TOKENS = 32768
+DEFAULT_RUNNING_REQUESTS = 48
+
+_SPECULATIVE = frozenset({"DFLASH"})
+
+
+class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Serves stock SGLang, DFLASH included, with torch on CPU processes."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def __init__(self) -> None:
+        _register_attention_backend()
+
+    def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
+        """Device string; every rank computes on the one CPU device."""
+        return "cpu"
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill what the user left open; stock's CPU defaults want kernels that are not on PyPI."""
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION_BACKEND
+        server_args.sampling_backend = "pytorch"
+        server_args.disable_cuda_graph = True
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = DEFAULT_KV_TOKENS
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_RUNNING_REQUESTS
+
+    def init_backend(self) -> None:
+        """Patch the worker process before it builds anything."""
+        from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+        from specpilot_sglang.platform_cpu.seams import WORKER_SEAMS, apply_seams
+
+        ATTENTION_BACKENDS.setdefault(ATTENTION_BACKEND, _create_attention_backend)
+        apply_seams(WORKER_SEAMS)
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Apply the patches whose modules are only complete now, and share the cores among the ranks."""
+        from specpilot_sglang.platform_cpu.seams import LOADED_SEAMS, apply_seams
+
+        apply_seams(LOADED_SEAMS)
+        if "OMP_NUM_THREADS" not in os.environ:
+            from sglang.srt.runtime_context import get_parallel
+
+            torch.set_num_threads(default_threads(get_parallel().tp_size))
+
+    def get_default_attention_backend(self) -> str:
+        """Name of this platform's attention backend."""
+        return ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        """The drafter uses the target's backend."""
+        return ATTENTION_BACKEND
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        """Only this platform's backend attends without a causal mask."""
+        return backend == ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Algorithms whose whole path was made to run here."""
+        return algorithm in _SPECULATIVE
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Snapshots of recurrent states are plain tensor copies."""
+        return True
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """Torch gather of a draft block's KV slots."""
+        from specpilot_sglang.platform_cpu.ops import extend_cache_locs
+
+        return extend_cache_locs
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """KV pool with torch copies for multi-head attention; stock's own for the rest."""
+        if kind != "mha":
+            return None
+        from specpilot_sglang.platform_cpu.kv_pool import CpuMHATokenToKVPool
+
+        return CpuMHATokenToKVPool
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        """Compiling helps nothing at these sizes and costs start time."""
+        return "eager"
+
+
+def _register_attention_backend() -> None:
+    from sglang.srt.arg_groups import choices
+
+    for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
+        if ATTENTION_BACKEND not in names:
+            names.append(ATTENTION_BACKEND)
+
+
+def default_threads(ranks: int) -> int:
+    """Threads a rank may use so that all ranks together use each core once."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+
+
+def _create_attention_backend(runner: Any) -> Any:
+    from specpilot_sglang.platform_cpu.attention import SdpaAttnBackend
+
+    return SdpaAttnBackend(runner)
