@@ -15,7 +15,7 @@ def ar_args(model: Path | str, *, dtype: str = "bfloat16", max_running: int = 8)
     """
     return [
         *("--model-path", str(model), "--dtype", dtype, "--random-seed", "0"),
-        *("--max-running-requests", str(max_running), "--cuda-graph-max-bs", str(max_running)),
+        *("--max-running-requests", str(max_running), "--cuda-graph-max-bs-decode", str(max_running)),
     ]
 
 
