@@ -76,7 +76,7 @@ class StackSampler(threading.Thread):
         self.note = ""
         self._root_pid, self._period_s, self._depth = root_pid, period_s, depth
         self._done = threading.Event()
-        self._started = time.monotonic()
+        self._begin = time.monotonic()
 
     def run(self) -> None:
         """Sample until stopped; errors of a vanishing process are expected and end one sample, not the thread."""
@@ -104,10 +104,10 @@ class StackSampler(threading.Thread):
         workers = [p for p in root.children(recursive=True) if "scheduler" in " ".join(p.cmdline()) + p.name()]
         target = workers[0] if workers else root
         threads = dump_threads(py_spy, target.pid)
-        main = next((t for t in threads if "MainThread" in (t.get("thread_name") or "")), None)
+        main = next((t for t in threads if t.get("os_thread_id") == target.pid), None)
         self.samples.append(
             {
-                "seconds": round(time.monotonic() - self._started, 1),
+                "seconds": round(time.monotonic() - self._begin, 1),
                 "process": "scheduler" if workers else "launcher",
                 "compilers": compilers_below(root),
                 "stack": short_stack(main, self._depth) if main else [],
