@@ -159,9 +159,8 @@ def _low_nibbles(b: U8, k: int) -> U8:
 
 def _a_table() -> U16:
     """Return, for each plane A byte, sign and offset and upper mantissa at their BF16 positions."""
-    byte = np.arange(256, dtype=np.uint16)
-    table: U16 = ((byte & 0x80) << 8) | ((byte & 0x78) << 4) | ((byte & 7) << 4)
-    return table
+    byte = np.arange(256)
+    return (((byte & 0x80) << 8) | ((byte & 0x78) << 4) | ((byte & 7) << 4)).astype(np.uint16)
 
 
 _A_BITS = _a_table()

@@ -34,9 +34,7 @@ class W12Tensor:
 
     def to_numpy(self) -> W12Matrix:
         """Return the same matrix in host memory (shares it when it is there already)."""
-        a, b, base, row_ptr, col = (
-            t.cpu().numpy() for t in (self.a, self.b, self.base, self.row_ptr, self.col)
-        )
+        a, b, base, row_ptr, col = (t.cpu().numpy() for t in (self.a, self.b, self.base, self.row_ptr, self.col))
         val = self.val.cpu().numpy().view(np.uint16)
         return W12Matrix(a, b, base, row_ptr, col, val, self.k, self.zero_code, self.zeros)
 
@@ -153,9 +151,7 @@ def escape_rows(tensor: W12Tensor) -> torch.Tensor:
     return torch.repeat_interleave(rows, tensor.row_ptr.diff())
 
 
-def _codes(
-    part: torch.Tensor, base: torch.Tensor, zero_code: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _codes(part: torch.Tensor, base: torch.Tensor, zero_code: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return plane A, the low nibbles and the mask of escapes of a block of int16 bit patterns."""
     wide = part.int()
     off = ((wide >> 7) & 0xFF) - base[:, None].int()

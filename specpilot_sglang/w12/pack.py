@@ -89,6 +89,13 @@ def pack_checkpoint(
                 for report in made:
                     progress(report.name, checkpoint.tensors[shard][report.name].nbytes)
             reports += made
+        if not any(r.packed for r in reports):
+            staging.forget()
+            raise W12Error(
+                f"no tensor fits into {options.max_bits} bits per weight",
+                where=checkpoint.path,
+                fix="serve this model as BF16, or raise --max-bits",
+            )
         _write_small_files(checkpoint, staging, reports, options)
         staging.commit()
     return reports

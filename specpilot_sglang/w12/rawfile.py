@@ -6,6 +6,7 @@ Format: u64 length of the header, the header (JSON; may end in blanks), then the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -78,7 +79,7 @@ class SafetensorsReader:
         """Return the bytes of one tensor, uint8."""
         entry = self.entries[name]
         out = np.empty(entry.nbytes, np.uint8)
-        view, at = memoryview(out), 0
+        view, at = out.data, 0
         while at < entry.nbytes:
             with os_errors(self.path, "read"):
                 got = os.preadv(self._file.fileno(), [view[at : at + (1 << 30)]], self._data + entry.begin + at)
@@ -166,10 +167,8 @@ def publish(file: Any, tmp: Path, final: Path) -> None:
 
 def discard(file: Any, tmp: Path) -> None:
     """Close a file that was not published and remove it; harmless after `publish`."""
-    try:
+    with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
         file.close()
-    except OSError:
-        pass  # closing flushes, which fails again on a full disk; the file goes away next
     tmp.unlink(missing_ok=True)
 
 
@@ -194,9 +193,7 @@ def parse_header(raw: bytes, path: Path) -> tuple[dict[str, str], dict[str, Entr
         names = [name for name, _ in pairs]
         if len(set(names)) != len(names):
             double = next(name for name in names if names.count(name) > 1)
-            raise W12Error(
-                f"tensor {double!r} stands twice in the header", where=path, fix="save the checkpoint again"
-            )
+            raise W12Error(f"tensor {double!r} stands twice in the header", where=path, fix="save the checkpoint again")
         return dict(pairs)
 
     try:

@@ -16,7 +16,6 @@ Being self-describing, a packed tensor decodes from its three parts alone, which
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 
@@ -33,7 +32,6 @@ from specpilot_sglang.w12.spec import (
     base_bits,
     col_bytes,
     matrix_shape,
-    side_bytes,
     stored_bytes,
 )
 
@@ -194,8 +192,9 @@ def _pack_bases(base: U8, top: int, bits: int) -> U8:
     if bits == 8:
         return base
     below = np.zeros(base.size + base.size % 2, np.uint8)
-    below[: base.size] = top - base
-    return below[0::2] | (below[1::2] << 4)
+    below[: base.size] = np.uint8(top) - base
+    packed: U8 = below[0::2] | (below[1::2] << np.uint8(4))
+    return packed
 
 
 def _unpack_bases(stored: U8, header: SideHeader, where: str) -> U8:
@@ -206,7 +205,7 @@ def _unpack_bases(stored: U8, header: SideHeader, where: str) -> U8:
         below = np.stack((stored & 15, stored >> 4), axis=1).ravel()[:n]
         if (below > header.base_top).any():
             raise _damaged("a row base lies below 0", where)
-        base = header.base_top - below
+        base = np.uint8(header.base_top) - below
     if (base > MAX_BASE).any():
         raise _damaged("a row base lies above 240", where)
     return base.astype(np.uint8)
@@ -214,9 +213,3 @@ def _unpack_bases(stored: U8, header: SideHeader, where: str) -> U8:
 
 def _damaged(what: str, where: str) -> W12Error:
     return W12Error(f"the packed tensor is damaged: {what}", where=where, fix="pack the original again")
-
-
-def plane_sizes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the bytes of planes A and B of a tensor of this shape."""
-    n, k = matrix_shape(shape)
-    return math.prod((n, k)), n * (-(-k // 2))

@@ -74,6 +74,10 @@ class Staging:
         state = {"job": self._job, "done": self._done}
         self.write(_STATE, json.dumps(state).encode())
 
+    def forget(self) -> None:
+        """Give finished files up: nothing stays behind when the job fails now."""
+        self._done = {}
+
     def write(self, name: str | Path, data: bytes) -> None:
         """Write a small file, flushed to disk."""
         target = self.path / name

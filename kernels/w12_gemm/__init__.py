@@ -1,0 +1,1 @@
+"""W12 GEMM: the torch oracle."""

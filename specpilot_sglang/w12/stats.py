@@ -1,0 +1,54 @@
+"""What W12 did in this process, for the attestation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One linear layer of this rank: `reason` says why it was kept as it is, empty when it was packed."""
+
+    weights: int
+    stored_bytes: int
+    escapes: int
+    zeros: int
+    zero_code: bool
+    reason: str = ""
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits over weights."""
+        return 8 * self.stored_bytes / max(1, self.weights)
+
+
+@dataclass
+class LoadStats:
+    """Records of one model in this process.
+
+    Attributes:
+        layers: by module path; loading weights again replaces a record.
+        decoded: tensors of packed checkpoints that were decoded, each checked by its SHA-256.
+    """
+
+    layers: dict[str, LayerRecord] = field(default_factory=dict)
+    decoded: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return totals over the layers, of JSON values only."""
+        packed = [r for r in self.layers.values() if not r.reason]
+        weights, stored = sum(r.weights for r in packed), sum(r.stored_bytes for r in packed)
+        return {
+            "tensors_packed": len(packed),
+            "weights_packed": weights,
+            "bits_per_weight": 8 * stored / weights if weights else None,
+            "escapes": sum(r.escapes for r in packed),
+            "zeros": sum(r.zeros for r in packed),
+            "kept": {name: r.reason for name, r in self.layers.items() if r.reason},
+            "checkpoint_tensors_decoded": self.decoded,
+        }
+
+
+#: The process's only records: every W12 model of this process (target, and a drafter that asks for W12) adds to it.
+STATS = LoadStats()

@@ -1,0 +1,34 @@
+"""Fixtures of the W12 tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from w12_data import mixed_tensors, write_checkpoint
+
+from specpilot_sglang.cli.main import run
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "source", [mixed_tensors()])
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    first, second = mixed_tensors(1), {f"second.{n}": t for n, t in mixed_tensors(2).items()}
+    return write_checkpoint(tmp_path / "source", [first, second])
+
+
+@pytest.fixture
+def specpilot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
+    """Run the command line in this process; return exit code, stdout and stderr."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["specpilot", *map(str, args)])
+        with pytest.raises(SystemExit) as exit_info:
+            run()
+        out, err = capsys.readouterr()
+        return int(exit_info.value.code or 0), out, err
+
+    return call
