@@ -229,6 +229,8 @@ def unprivileged() -> Path:
 
 def test_no_permission(unprivileged: Path, specpilot: Cli) -> None:
     source = write_checkpoint(unprivileged / "source", [{"w": gaussian(64, 64)}])
+    for file in source.rglob("*.*"):
+        file.chmod(0o755)
     (unprivileged / "locked").mkdir(mode=0o555)
     out = unprivileged / "locked" / "packed"
     if os.getuid() == 0:
