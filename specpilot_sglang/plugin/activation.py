@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from specpilot_sglang.overlay import select_overlay, validate_supported
+from specpilot_sglang.overlay import Overlay, select_overlay, validate_supported
 from specpilot_sglang.patching import PatchSet
 from specpilot_sglang.plugin import attestation
 from specpilot_sglang.plugin.active import Active, overlay_mode, stock_mode
-from specpilot_sglang.plugin.arguments import fill, planned_arguments
+from specpilot_sglang.plugin.arguments import fill, planned_arguments, uses_w12
 from specpilot_sglang.plugin.deployment import describe, read_models, refuse_unsupported
 from specpilot_sglang.plugin.drafter import check_drafter
 from specpilot_sglang.plugin.launcher import check_version, installed_sglang_version
-from specpilot_sglang.plugin.mechanisms import install_mechanisms
+from specpilot_sglang.plugin.mechanisms import install_mechanisms, install_w12
 from specpilot_sglang.plugin.request import Request
 
 logger = logging.getLogger(__name__)
@@ -35,22 +35,23 @@ def activate(server_args: Any, request: Request) -> Active:
     if drafter is not None:
         check_drafter(target, drafter)
     loaded = select_overlay(request.overlay, describe(target, drafter, server_args.device))
-    asked_for = request.overlay or "auto"
+    if loaded is not None:
+        validate_supported(loaded)
+    overlay = loaded.overlay if loaded else None
+    w12 = uses_w12(server_args, overlay, target)
+    filled, overridden = fill(server_args, planned_arguments(server_args, overlay, target, drafter))
+    common = {
+        "request": request.overlay or "auto",
+        "algorithm": server_args.speculative_algorithm,
+        "server_args": filled,
+        "overridden": overridden,
+        "w12": _w12_settings(overlay) if w12 else None,
+    }
     if loaded is None:
-        active = stock_mode(asked_for)
         logger.warning("specpilot: no overlay matches this deployment, serving stock (auto-or-stock)")
+        active = stock_mode(**common)
     else:
-        validate_supported(loaded.overlay)
-        applied, overridden = fill(server_args, planned_arguments(server_args, loaded, target, drafter))
-        active = overlay_mode(
-            overlay=loaded.overlay.name,
-            path=str(loaded.path),
-            sha256=loaded.sha256,
-            request=asked_for,
-            algorithm=server_args.speculative_algorithm,
-            server_args=applied,
-            overridden=overridden,
-        )
+        active = overlay_mode(overlay=loaded.overlay.name, path=str(loaded.path), sha256=loaded.sha256, **common)
     apply(active)
     active.export()
     logger.info("specpilot: %s", attestation.summary())
@@ -64,7 +65,12 @@ def apply(active: Active) -> None:
         SpecPilotError: the overlay changed on disk, or a patch does not fit.
     """
     patches = [*attestation.patches(active)]
-    if not active.stock:
-        patches += install_mechanisms(active)
-    applied = PatchSet(patches, installed_sglang_version()).apply()
+    patches += install_mechanisms(active)
+    applied = [*install_w12(active), *PatchSet(patches, installed_sglang_version()).apply()]
     attestation.start(active, applied)
+
+
+def _w12_settings(overlay: Overlay | None) -> dict[str, Any]:
+    if overlay is None:
+        return {"max_bits": None, "exclude": []}
+    return {"max_bits": overlay.weights.max_bits, "exclude": list(overlay.weights.exclude)}

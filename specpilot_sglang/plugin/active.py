@@ -26,6 +26,7 @@ class Active:
         algorithm: speculative algorithm in use, None for plain decoding.
         server_args: arguments that the overlay or the plugin filled in.
         overridden: overlay arguments that the user's own flags replaced.
+        w12: settings of the W12 method (`max_bits`, `exclude`), None where no weights are W12.
     """
 
     mode: str
@@ -36,6 +37,7 @@ class Active:
     algorithm: str | None = None
     server_args: dict[str, Any] = field(default_factory=dict)
     overridden: dict[str, Any] = field(default_factory=dict)
+    w12: dict[str, Any] | None = None
 
     @property
     def stock(self) -> bool:
@@ -47,9 +49,9 @@ class Active:
         os.environ[ENV_ACTIVE] = json.dumps(asdict(self))
 
 
-def stock_mode(request: str) -> Active:
+def stock_mode(**values: Any) -> Active:
     """Return the decision to stay stock."""
-    return Active(mode=_MODE_STOCK, request=request)
+    return Active(mode=_MODE_STOCK, **values)
 
 
 def overlay_mode(**values: Any) -> Active:

@@ -53,8 +53,8 @@ def rank_report(rank: int | None = None) -> dict[str, Any]:
 
 
 def mechanism_report(active: Active) -> dict[str, Any]:
-    """Return each mechanism's own figures, `{}` in stock mode."""
-    if active.stock or active.server_args.get("quantization") != "w12":
+    """Return each mechanism's own figures."""
+    if active.w12 is None:
         return {}
     from specpilot_sglang.w12 import quant_method
 
@@ -65,7 +65,7 @@ def summary() -> str:
     """Return the log line of this process."""
     active = _require()
     if active.stock:
-        return "stock mode, nothing patched but the attestation"
+        return f"stock mode (auto-or-stock), {len(_applied)} patches for the attestation"
     return (
         f"overlay {active.overlay} sha256 {active.sha256[:12]}, algorithm {active.algorithm or 'none'}, "
         f"{len(_applied)} patches, arguments {active.server_args}"

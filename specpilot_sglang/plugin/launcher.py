@@ -38,6 +38,11 @@ class Launcher:
         )
 
     def _add_cli_args(self, original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
+        from sglang.srt.arg_groups.choices import QUANTIZATION_CHOICES
+
+        # The choices of --quantization are read now, before it is known whether the plugin is asked for.
+        if "w12" not in QUANTIZATION_CHOICES:
+            QUANTIZATION_CHOICES.append("w12")
         result = original(parser)
         group = parser.add_argument_group("SpecPilot")
         group.add_argument(
@@ -61,11 +66,21 @@ class Launcher:
         try:
             request = from_flags(getattr(args, "speculative_plugin", None), getattr(args, "specpilot_overlay", None))
             self.request = request or from_environment()
+            if self.request is None and "w12" in (args.quantization, args.speculative_draft_model_quantization):
+                raise PluginError("--quantization w12 comes with the plugin", fix=f"add {FLAG_PLUGIN} {PLUGIN_NAME}")
         except SpecPilotError as exc:
             stop(exc)
         if self.request is None:
-            self.patches.undo()  # not asked for: every symbol is SGLang's own again
+            self.undo()  # not asked for: every symbol is SGLang's own again
         return original(cls, args)
+
+    def undo(self) -> None:
+        """Put SGLang back as it was."""
+        from sglang.srt.arg_groups.choices import QUANTIZATION_CHOICES
+
+        self.patches.undo()
+        if "w12" in QUANTIZATION_CHOICES:
+            QUANTIZATION_CHOICES.remove("w12")
 
     def _resolve_once(self, original: Callable[..., Any], server_args: Any) -> Any:
         with self._lock:

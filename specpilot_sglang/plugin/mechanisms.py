@@ -9,7 +9,7 @@ from typing import Any
 
 from specpilot_sglang.errors import PluginError
 from specpilot_sglang.overlay import LoadedOverlay, load_overlay
-from specpilot_sglang.patching import Patch
+from specpilot_sglang.patching import AppliedPatch, Patch
 from specpilot_sglang.plugin import counters
 from specpilot_sglang.plugin.active import Active
 from specpilot_sglang.plugin.known_sources import around
@@ -23,22 +23,32 @@ _WORKERS = {
 SPEC_STEPS = "speculative_steps"
 
 
+def install_w12(active: Active) -> list[AppliedPatch]:
+    """Register the weight format in this process when weights are W12.
+
+    Raises:
+        PatchDriftError: SGLang's weights iterator is not the known one.
+    """
+    if active.w12 is None:
+        return []
+    from specpilot_sglang.w12 import quant_method
+
+    return quant_method.register(**active.w12)
+
+
 def install_mechanisms(active: Active) -> list[Patch]:
-    """Register methods and return the patches of the overlay.
+    """Return the patches of the overlay in use, none in stock mode.
 
     Raises:
         PluginError: the overlay's files changed since the launching process read them, or its Python fails.
     """
+    if active.stock:
+        return []
     loaded = load_overlay(active.path)
     if loaded.sha256 != active.sha256:
         raise PluginError(
             "the overlay's files changed while the server was starting", where=loaded.path, fix="start the server again"
         )
-    weights = loaded.overlay.weights
-    if weights.format == "w12":
-        from specpilot_sglang.w12 import quant_method
-
-        quant_method.register()
     return [*_step_counter(active.algorithm), *_overlay_patches(loaded)]
 
 

@@ -62,7 +62,8 @@ def unregister() -> None:
     _patches.undo()
     _patches = None
     QUANTIZATION_METHODS.pop(QUANT_METHOD, None)
-    QUANTIZATION_CHOICES.remove(QUANT_METHOD)
+    if QUANT_METHOD in QUANTIZATION_CHOICES:
+        QUANTIZATION_CHOICES.remove(QUANT_METHOD)
 
 
 def report() -> dict[str, Any]:

@@ -40,8 +40,9 @@ def launch(monkeypatch):
         return args
 
     yield run
-    for patches in [*reversed(opened), launcher.patches]:
+    for patches in reversed(opened):
         patches.undo()
+    launcher.undo()
     from specpilot_sglang.w12 import quant_method
 
     quant_method.unregister()
@@ -101,9 +102,11 @@ def test_without_the_flag_every_symbol_is_stock_again(launch, smollm2):
         assert locate(target).raw is original, target
         assert fingerprint(locate(target).raw) == FINGERPRINTS[target]
         assert not hasattr(getattr(original, "__func__", original), "__wrapped__"), target
+    from sglang.srt.arg_groups.choices import QUANTIZATION_CHOICES
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 
     assert "w12" not in QUANTIZATION_METHODS
+    assert "w12" not in QUANTIZATION_CHOICES
     assert ENV_ACTIVE not in os.environ
 
 
@@ -115,6 +118,21 @@ def test_auto_or_stock_serves_stock_but_still_attests(launch, smollm2):
     report = attestation.rank_report(0)
     assert report["mode"] == "stock"
     assert report["mechanisms"] == {}
+
+
+def test_w12_by_flag_alone_is_registered_in_stock_mode_too(launch, smollm2):
+    from sglang.srt.layers.quantization import QUANTIZATION_METHODS
+
+    launch(
+        "--model-path", str(smollm2), "--speculative-plugin", "specpilot", "--quantization", "w12",
+        "--specpilot-overlay", "auto-or-stock", "--device", "cpu",
+    )  # fmt: skip
+    assert "w12" in QUANTIZATION_METHODS
+    assert from_parent(os.environ[ENV_ACTIVE]).w12 == {"max_bits": None, "exclude": []}
+
+
+def test_w12_without_the_plugin_is_one_line(capsys, launch, smollm2):
+    assert "--speculative-plugin" in fails(capsys, launch, "--model-path", str(smollm2), "--quantization", "w12")
 
 
 def test_simulated_acceptance_shows_in_the_attestation(launch, smollm2, drafter, monkeypatch):
@@ -133,7 +151,7 @@ def test_simulated_acceptance_shows_in_the_attestation(launch, smollm2, drafter,
         (["--speculative-draft-model-path", "/no/such"], "no such folder"),
         (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num"),
         (["--quantization", "fp8"], "--quantization fp8"),
-        (["--enable-lora", "--lora-paths", "x"], "LoRA"),
+        (["--enable-lora", "--lora-paths", "x=y"], "LoRA"),
     ],
 )
 def test_bad_wish_is_one_line(capsys, launch, smollm2, drafter, extra, says):
