@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from specpilot_sglang.platform_cpu.attention_math import attend
 from specpilot_sglang.platform_cpu.attention_plan import BlockPlan, block_plans
+from specpilot_sglang.platform_cpu.fused import begin_forward_pass
 from specpilot_sglang.platform_cpu.kv_pool import CpuMHATokenToKVPool
 
 BACKEND_NAME = "specpilot_sdpa"
@@ -38,6 +39,7 @@ class SdpaAttnBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Gather slots and lengths once; every layer of the pass reuses them."""
+        begin_forward_pass()
         self._locations = forward_batch.out_cache_loc
         mode = forward_batch.forward_mode
         if mode.is_idle():

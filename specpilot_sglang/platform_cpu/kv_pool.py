@@ -13,9 +13,7 @@ class CpuMHATokenToKVPool(MHATokenToKVPool):
         # Stock sizes tiles for a Triton copy kernel and launches it once.
         self._kv_copy_config = None
 
-    def _store_kv_layer(
-        self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor
-    ) -> None:
+    def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
         self.k_buffer[layer_idx].index_copy_(0, loc, cache_k)
         self.v_buffer[layer_idx].index_copy_(0, loc, cache_v)
 

@@ -31,7 +31,7 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def __init__(self) -> None:
         _register_attention_backend()
 
-    def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
+    def get_device(self, device_id: int = 0) -> str:
         """Device string; every rank computes on the one CPU device."""
         return "cpu"
 
@@ -50,8 +50,10 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Patch the worker process before it builds anything."""
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
+        from specpilot_sglang.platform_cpu.fused import register_fused_ops
         from specpilot_sglang.platform_cpu.seams import WORKER_SEAMS, apply_seams
 
+        register_fused_ops()
         ATTENTION_BACKENDS.setdefault(ATTENTION_BACKEND, _create_attention_backend)
         apply_seams(WORKER_SEAMS)
 
@@ -98,6 +100,12 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from specpilot_sglang.platform_cpu.kv_pool import CpuMHATokenToKVPool
 
         return CpuMHATokenToKVPool
+
+    def get_dispatch_key_name(self) -> str:
+        """Key under which `fused` registers its ops; others run their native form."""
+        from specpilot_sglang.platform_cpu.fused import DISPATCH_KEY
+
+        return DISPATCH_KEY
 
     def get_compile_backend(self, mode: str | None = None) -> str:
         """Compiling helps nothing at these sizes and costs start time."""
