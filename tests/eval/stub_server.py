@@ -98,5 +98,8 @@ class StubServer:
             tokens = range(start, len(prefix))
             tops = [next_token(prefix[:i]) for i in tokens]
             meta["input_top_logprobs"] = [None] + [[[-0.1, top, None]] for top in tops[1:]]
-            given = [[-0.1 if prefix[i] == top else -0.1 - self.margin, prefix[i], None] for i, top in zip(tokens, tops)]
+            given = [
+                [-0.1 if prefix[i] == top else -0.1 - self.margin, prefix[i], None]
+                for i, top in zip(tokens, tops, strict=True)
+            ]
             meta["input_token_logprobs"] = [[None, prefix[start], None], *given[1:]]
