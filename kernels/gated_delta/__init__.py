@@ -1,0 +1,1 @@
+"""Gated DeltaNet: causal convolution and gated delta rule, over chains and draft trees."""
