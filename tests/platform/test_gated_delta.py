@@ -110,7 +110,7 @@ def test_convolution_matches_torch_and_carries_its_state():
     out, states = conv_ref.causal_conv1d(x, weight, bias, torch.zeros(2, 6, 3))
     torch.testing.assert_close(out, want, atol=1e-6, rtol=1e-5)
     later, _ = conv_ref.causal_conv1d(x[:, 5:], weight, bias, states[:, 4])
-    assert torch.equal(later, out[:, 5:])
+    torch.testing.assert_close(later, out[:, 5:], atol=1e-6, rtol=1e-6)
     assert torch.equal(states[:, 4], x[:, 2:5].transpose(1, 2))
 
 
@@ -118,8 +118,9 @@ def test_convolution_matches_torch_and_carries_its_state():
 def test_convolution_over_a_tree_equals_replay_of_each_path(node):
     torch.manual_seed(1)
     x, weight, state = torch.randn(2, len(PARENTS), 6), torch.randn(6, 4), torch.randn(2, 6, 3)
-    out, states = conv_ref.causal_conv1d(x, weight, None, state, torch.tensor(PARENTS).expand(2, -1))
+    out, states = conv_ref.causal_conv1d(x, weight, None, state, torch.tensor(PARENTS).expand(2, -1), silu=False)
     path = path_to(node)
-    want, replayed = conv_ref.causal_conv1d(x[:, path], weight, None, state)
+    # Without SiLU: torch's vectorised exponential may differ in the last bit with an element's place in memory.
+    want, replayed = conv_ref.causal_conv1d(x[:, path], weight, None, state, silu=False)
     assert torch.equal(out[:, node], want[:, -1])
     assert torch.equal(states[:, node], replayed[:, -1])
