@@ -51,7 +51,9 @@ def activate(server_args: Any, request: Request) -> Active:
         logger.warning("specpilot: no overlay matches this deployment, serving stock (auto-or-stock)")
         active = stock_mode(**common)
     else:
-        active = overlay_mode(overlay=loaded.overlay.name, path=str(loaded.path), sha256=loaded.sha256, **common)
+        active = overlay_mode(
+            overlay=loaded.overlay.name, path=str(loaded.path.resolve()), sha256=loaded.sha256, **common
+        )
     apply(active)
     active.export()
     logger.info("specpilot: %s", attestation.summary())

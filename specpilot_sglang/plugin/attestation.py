@@ -99,9 +99,11 @@ def check_ranks(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _init_info(original: Callable[..., Any], scheduler: Any) -> dict[str, Any]:
+    from sglang.srt.runtime_context import get_observability
+
     info: dict[str, Any] = original(scheduler)
     rank = _rank_of(scheduler)
-    metrics.start(_require(), rank, bool(scheduler.enable_metrics))
+    metrics.start(_require(), rank, bool(get_observability().enable_metrics))
     info[KEY] = rank_report(rank)
     logger.info("specpilot: rank %s: %s", rank, summary())
     return info

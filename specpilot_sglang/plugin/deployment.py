@@ -35,14 +35,15 @@ def gpu_name(device: str | None = None) -> str:
 
     NVML is asked, not torch, so that the launching process makes no CUDA context.
     """
-    if device == "cpu" or os.environ.get("SGLANG_PLATFORM") == "specpilot_cpu":
+    index = _first_visible()
+    if device == "cpu" or os.environ.get("SGLANG_PLATFORM") == "specpilot_cpu" or index is None:
         return "cpu"
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(_first_visible()))
+            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
@@ -50,9 +51,12 @@ def gpu_name(device: str | None = None) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _first_visible() -> int:
+def _first_visible() -> int | None:
+    """Return the NVML index of the first GPU that CUDA may use; None where an empty list or -1 hides them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
+    if first.isdigit():
+        return int(first)
+    return None if first in ("", "-1") else 0  # a UUID: one host has GPUs of one kind
 
 
 def refuse_unsupported(server_args: Any) -> None:
