@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.plugin.deployment import gpu_name
 
 
 def ar_args(model: Path | str, *, dtype: str = "bfloat16", max_running: int = 8) -> list[str]:
@@ -37,6 +38,11 @@ def specpilot_args(
     chosen = ["--specpilot-overlay", overlay] if overlay else []
     stock = dflash_args(model, draft, dtype=dtype, max_running=max_running)
     return [*stock, "--speculative-plugin", "specpilot", *chosen]
+
+
+def float32_args() -> list[str]:
+    """Return further arguments that float32 needs on a GPU: Hopper's default attention has no float32 kernel."""
+    return [] if gpu_name() == "cpu" else ["--attention-backend", "triton"]
 
 
 def block_size(draft: Path) -> int:

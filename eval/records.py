@@ -6,12 +6,12 @@ The first line describes the run (`kind: run`), each further line is one request
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.eval.files import write_whole
 
 FORMAT = 1
 
@@ -59,17 +59,8 @@ class Run:
         """Write the run to `path`; the file appears only when complete."""
         head = {"kind": "run", "format": FORMAT, "sampling": self.sampling, "about": self.about}
         rows = [head, *({"kind": "request", **asdict(r)} for r in self.requests)]
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            part.replace(path)
-        except OSError as exc:
-            raise SpecPilotError(
-                f"cannot write ({exc.strerror or exc})", where=path, fix="choose another file"
-            ) from exc
-        finally:
-            part.unlink(missing_ok=True)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_whole(path, text, fix="choose another file")
 
 
 def load_run(path: Path) -> Run:

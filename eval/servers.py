@@ -21,6 +21,7 @@ from specpilot_sglang.eval.client import Answer, Client
 from specpilot_sglang.eval.processes import die_with_parent, family, free_port, kill_all
 
 _POLL_S = 0.25
+_ERROR_CHARS = 400
 _ERROR_LINE = re.compile(r"^(?:[\w.]+(?:Error|Exception|Interrupt|Exit)\b|.*\berror: |.*\bERROR\b)")
 
 
@@ -181,4 +182,4 @@ def last_error(lines: Sequence[str]) -> str:
     """Return the line of a server log that says best why it ended."""
     ours = [line for line in lines if "specpilot: error:" in line]
     errors = [line for line in lines if _ERROR_LINE.match(line)]
-    return (ours or errors or list(lines) or ["the log is empty"])[-1].strip()
+    return (ours or errors or list(lines) or ["the log is empty"])[-1].strip()[:_ERROR_CHARS]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specpilot_sglang.eval import suites
-from specpilot_sglang.eval.presets import ar_args, dflash_args, specpilot_args
+from specpilot_sglang.eval.presets import ar_args, dflash_args, float32_args, specpilot_args
 from specpilot_sglang.eval.suites import Item
 
 SUITES = ("gsm8k", "humaneval", "mt-bench")
@@ -60,7 +60,7 @@ class Plan:
     def arms(self) -> list[Arm]:
         """Return AR, stock and plugin, in the order they run."""
         model, draft = self.model, self.draft
-        extra = list(self.server_args)
+        extra = [*(float32_args() if self.dtype == "float32" else []), *self.server_args]
         return [
             Arm("ar", "AR", ar_args(model, dtype=self.dtype) + extra),
             Arm("stock", "stock DFLASH", dflash_args(model, draft, dtype=self.dtype) + extra),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 from collections.abc import Mapping
 from importlib import resources
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome
+from specpilot_sglang.eval.files import write_whole
 
 _TEMPLATE = "report.html.j2"
 _PACKAGES = ("gguf", "jinja2", "matplotlib")
@@ -45,8 +45,8 @@ def write(outcome: Outcome, provenance: Mapping[str, str], folder: Path) -> tupl
     """Write `report.html` and `report.json` into `folder` and return their paths."""
     page, data = folder / "report.html", folder / "report.json"
     document = to_json(outcome, provenance)
-    _save(data, json.dumps(document, indent=1) + "\n")
-    _save(page, html(outcome, document))
+    write_whole(data, json.dumps(document, indent=1) + "\n", fix="choose --out")
+    write_whole(page, html(outcome, document), fix="choose --out")
     return page, data
 
 
@@ -99,14 +99,3 @@ def _arm(arm: ArmOutcome, outcome: Outcome, *, speedups: bool = True) -> dict[st
 
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _save(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as exc:
-        part.unlink(missing_ok=True)
-        raise SpecPilotError(f"cannot write ({exc.strerror or exc})", where=path, fix="choose --out") from exc

@@ -18,7 +18,7 @@ from rich.table import Table
 from specpilot_sglang.assets import drafter_path, prepare_smollm2
 from specpilot_sglang.cli.console import ERR, OUT, number
 from specpilot_sglang.errors import EXIT_REJECTED, SpecPilotError
-from specpilot_sglang.eval.demo import provenance, report, runner
+from specpilot_sglang.eval.demo import preflight, provenance, report, runner
 from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome
 from specpilot_sglang.eval.demo.plan import Plan
 from specpilot_sglang.eval.presets import block_size
@@ -52,6 +52,7 @@ def demo(
         pair, about = _pair(model, draft)
         plan = Plan(*pair, overlay, prompts, max_new_tokens, dtype, about_model=about)
         strict = Plan(*pair, overlay, min(prompts, 2), min(max_new_tokens, 64), "float32") if exact else None
+        preflight.check(plan)
         outcome = runner.run(plan, stages, _log_folder(out), exact=strict)
     plugin = outcome.arm("specpilot")
     facts = provenance.collect(plan, plugin.attestation if plugin else None)

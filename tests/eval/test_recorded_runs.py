@@ -1,4 +1,4 @@
-"""Recorded runs survive a round trip, a damaged one is named by file and line, and the figures made of them are right."""
+"""Recorded runs survive a round trip, a damaged one is named by file and line, and their figures are right."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ def test_other_files_and_repeated_ids_are_refused(tmp_path):
     Run({}, [twice, twice]).save(path)
     with pytest.raises(SpecPilotError, match="twice"):
         load_run(path)
+
+
+def test_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecPilotError, match="cannot write"):
+        Run({}, []).save(tmp_path / "file" / "run.jsonl")
 
 
 def test_recording_keeps_failures_and_order():
