@@ -11,8 +11,10 @@ import argparse
 import json
 import logging
 import random
+import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -68,7 +70,7 @@ def questions(server: Server, plan: Plan, asked: ServerPlan, out: Path) -> dict[
 
 
 def measure_server(plan: Plan, server_plan: ServerPlan, out: Path) -> dict[str, Any]:
-    """Start one server, measure it, stop it; a failure is part of the result, never an exception."""
+    """Start one server, measure it, stop it; a failure or an interruption is part of the result, not an exception."""
     log = out / f"{server_plan.name}.log"
     server = Server(
         plan.arguments(server_plan),
@@ -87,7 +89,7 @@ def measure_server(plan: Plan, server_plan: ServerPlan, out: Path) -> dict[str, 
         sampler.stop()
         result["start_s"] = server.start_s
         result.update(questions(server, plan, server_plan, out))
-    except (SpecPilotError, httpx.HTTPError, ValueError) as error:
+    except (SpecPilotError, httpx.HTTPError, ValueError, KeyboardInterrupt) as error:
         result["error"] = f"{type(error).__name__}: {error}"
         logger.error("%s: %s", server_plan.name, result["error"])
     finally:
@@ -114,6 +116,10 @@ def run_plan(plan: Plan, out: Path, only: list[str]) -> list[dict[str, Any]]:
     return results
 
 
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # SIGTERM ends like Ctrl-C: the server is stopped and its result so far is written
+
+
 def main() -> None:
     """Parse the command line and run the plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,6 +128,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="value of ${NAME} in the plan")
     parser.add_argument("--only", action="append", default=[], metavar="SERVER", help="measure these servers alone")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     run_plan(load_plan(args.plan, dict(pair.split("=", 1) for pair in args.set)), args.out, args.only)
