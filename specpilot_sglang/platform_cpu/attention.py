@@ -27,6 +27,8 @@ class SdpaAttnBackend(AttentionBackend):
         super().__init__()
         if runner.model_config.is_encoder_decoder:
             raise NotImplementedError("specpilot_sdpa has no cross attention: encoder-decoder models are not served")
+        # Hybrid models wrap this backend and read both pools off it.
+        self.req_to_token_pool = runner.req_to_token_pool
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = runner.token_to_kv_pool
         self._plain_pool = type(self.token_to_kv_pool) is CpuMHATokenToKVPool
@@ -92,6 +94,10 @@ class SdpaAttnBackend(AttentionBackend):
             if out.shape[0] == q.shape[0]:
                 return out
         return self._attend_each(q, keys, values, layer, causal)
+
+    # The wrapper of hybrid models calls these by name.
+    forward_decode = forward
+    forward_extend = forward
 
     def _write(self, layer: Any, k: torch.Tensor, v: torch.Tensor | None) -> None:
         pool = self.token_to_kv_pool

@@ -29,6 +29,11 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def __init__(self) -> None:
+        # Read when SGLang's utilities are imported: worker processes inherit it, and autograd's bookkeeping
+        # costs about a tenth of a step of a small model.
+        os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
+        # Stock waits a minute for CUDA core dumps after a crash.
+        os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS", "0")
         _register_attention_backend()
 
     def get_device(self, device_id: int = 0) -> str:
@@ -41,6 +46,8 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.attention_backend = ATTENTION_BACKEND
         server_args.sampling_backend = "pytorch"
         server_args.disable_cuda_graph = True
+        # A stock scheduler spins while idle, and would take a core from whoever works.
+        server_args.sleep_on_idle = True
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_KV_TOKENS
         if server_args.max_running_requests is None:
@@ -59,9 +66,11 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Apply the patches whose modules are only complete now, and share the cores among the ranks."""
-        from specpilot_sglang.platform_cpu.seams import LOADED_SEAMS, apply_seams
+        from specpilot_sglang.platform_cpu.seams import LOADED_SEAMS, apply_seams, hybrid_seams
 
         apply_seams(LOADED_SEAMS)
+        if any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
+            apply_seams(hybrid_seams())
         if "OMP_NUM_THREADS" not in os.environ:
             from sglang.srt.runtime_context import get_parallel
 

@@ -41,6 +41,13 @@ def _record_stream(stock: Any) -> Any:
     return record_stream
 
 
+def _pin_memory(stock: Any) -> Any:
+    def pin_memory(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor
+
+    return pin_memory
+
+
 def _keep_embeds_dtype(stock: Any) -> Any:
     def extend_forward_kwargs(runner: Any, forward_batch: Any, pp_proxy_tensors: Any) -> dict[str, Any]:
         kwargs: dict[str, Any] = stock(runner, forward_batch, pp_proxy_tensors)
@@ -58,6 +65,7 @@ _DFLASH_UTILS = "sglang.srt.speculative.dflash_utils"
 #: Applied when a worker imports its model runner.
 WORKER_SEAMS = (
     Seam("torch:Tensor.record_stream", _record_stream, "torch has no CPU kernel for it; CPU work runs in order"),
+    Seam("torch:Tensor.pin_memory", _pin_memory, "needs a GPU driver; the hybrid scheduler pins without asking"),
     Seam(f"{_ALLOCATION}:assign_req_to_token_pool_func", _fixed(ops.assign_req_to_token_pool), "Triton kernel"),
     Seam(f"{_ALLOCATION}:get_last_loc", _fixed(ops.last_loc), "picks Triton for any backend but torch_native"),
     Seam(
@@ -81,6 +89,44 @@ LOADED_SEAMS = (
         "stock rounds the drafter's input embeddings to BF16 under a float32 model",
     ),
 )
+
+_FLA = "sglang.kernels.ops.attention.fla"
+_LINEAR = "sglang.kernels.ops.attention.linear"
+_MAMBA = "sglang.kernels.ops.mamba"
+_GDN_KERNEL = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
+
+
+def hybrid_seams() -> tuple[Seam, ...]:
+    """Seams of Gated DeltaNet models, applied once such a model is loaded."""
+    from specpilot_sglang.platform_cpu import gdn_ops, gdn_state
+
+    conv, scatter = f"{_MAMBA}.causal_conv1d_triton", f"{_MAMBA}.mamba_state_scatter_triton"
+    triton = "Triton kernel"
+    return (
+        Seam(f"{conv}:causal_conv1d_fn", _fixed(gdn_ops.conv1d_prefill), triton),
+        Seam(f"{conv}:causal_conv1d_update", _fixed(gdn_ops.conv1d_update), triton),
+        Seam(f"{_LINEAR}.fused_gdn_gating:fused_gdn_gating", _fixed(gdn_ops.gdn_gating), triton),
+        Seam(f"{_FLA}.chunk:chunk_gated_delta_rule", _fixed(gdn_ops.chunk_prefill), "Triton kernel, refuses float32"),
+        Seam(
+            f"{_LINEAR}.fused_sigmoid_gating_recurrent:fused_sigmoid_gating_delta_rule_update",
+            _fixed(gdn_ops.recurrent_update),
+            triton,
+        ),
+        Seam(f"{_GDN_KERNEL}:TritonGDNKernel.supports_packed_decode", _fixed(False), "another Triton kernel"),
+        Seam(f"{_FLA}.layernorm_gated:layernorm_fn", _fixed(gdn_ops.gated_rms_norm), triton),
+        Seam(
+            "sglang.kernels.ops.attention.triton_gdn_fused_proj:fused_qkvzba_split_reshape_cat_contiguous",
+            _fixed(gdn_ops.split_qkvz_ba),
+            triton,
+        ),
+        Seam("sglang.kernels.ops.elementwise.elementwise:fused_sigmoid_mul", _fixed(gdn_ops.sigmoid_mul), triton),
+        Seam(f"{scatter}:fused_mamba_state_scatter_with_mask", _fixed(gdn_state.scatter_accepted), triton),
+        Seam(f"{scatter}:fused_conv_window_scatter_with_mask", _fixed(gdn_state.scatter_accepted), triton),
+        Seam(f"{scatter}:_conv_multi_eligible", _fixed(lambda _pairs: False), "picks a Triton kernel for BF16 windows"),
+        Seam(f"{scatter}:track_mamba_states_if_needed", _fixed(gdn_state.track_states), triton),
+        Seam(f"{scatter}:track_mamba_states_all_layers", _fixed(gdn_state.track_states_all_layers), triton),
+    )
+
 
 _undo: list[Callable[[], None]] = []
 _applied: set[str] = set()
