@@ -28,7 +28,10 @@ def test_every_pattern_in_every_window_survives_numpy(zero_code: bool) -> None:
 
 @pytest.mark.parametrize("zero_code", [False, True])
 def test_every_pattern_in_every_window_survives_torch_with_the_same_planes(zero_code: bool) -> None:
-    encoded, expected = codec_torch.encode(bf16(EVERY_BASE), window(zero_code)), codec.encode(EVERY_BASE, window(zero_code))
+    encoded, expected = (
+        codec_torch.encode(bf16(EVERY_BASE), window(zero_code)),
+        codec.encode(EVERY_BASE, window(zero_code)),
+    )
     assert_same(encoded.to_numpy(), expected)
     assert np.array_equal(bits_of(codec_torch.decode(encoded)), EVERY_BASE)
 

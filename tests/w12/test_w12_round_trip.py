@@ -113,7 +113,7 @@ def test_config_edited_after_packing_keeps_the_edit(checkpoint: Path, tmp_path: 
 
 
 def test_unusual_tensor_names_and_symbolic_links(tmp_path: Path) -> None:
-    names = {"ä ünï \"quote\" \\ ✓": gaussian(64, 64), "x" * 500: gaussian(64, 64, 1)}
+    names = {'ä ünï "quote" \\ ✓': gaussian(64, 64), "x" * 500: gaussian(64, 64, 1)}
     source = write_checkpoint(tmp_path / "real", [names])
     links = tmp_path / "links"  # as the hub's cache lays models out
     links.mkdir()
