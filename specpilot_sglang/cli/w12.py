@@ -15,8 +15,9 @@ from rich.table import Table
 
 from specpilot_sglang.errors import EXIT_REJECTED
 from specpilot_sglang.w12.checkpoint import PART_A, PARTS, open_checkpoint
-from specpilot_sglang.w12.pack import PackOptions, pack_checkpoint
-from specpilot_sglang.w12.pack import Progress as Report
+from specpilot_sglang.w12.pack import pack_checkpoint
+from specpilot_sglang.w12.pack_shard import PackOptions
+from specpilot_sglang.w12.pack_shard import Progress as Report
 from specpilot_sglang.w12.report import TensorReport, totals
 from specpilot_sglang.w12.spec import DEFAULT_MAX_BITS
 from specpilot_sglang.w12.unpack import unpack_checkpoint

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.w12.oserrors import os_errors
-from specpilot_sglang.w12.rawfile import COPY_CHUNK, discard, publish
+from specpilot_sglang.w12.rawfile import COPY_CHUNK
+from specpilot_sglang.w12.rawwriter import discard, publish
 
 _STATE, _LOCK = "state.json", "lock"
 

@@ -21,8 +21,10 @@ from specpilot_sglang.w12.checkpoint import (
     require_packed,
 )
 from specpilot_sglang.w12.oserrors import os_errors
-from specpilot_sglang.w12.pack import Progress, fingerprints
-from specpilot_sglang.w12.rawfile import Entry, SafetensorsReader, discard, parse_header, publish
+from specpilot_sglang.w12.pack import fingerprints
+from specpilot_sglang.w12.pack_shard import Progress
+from specpilot_sglang.w12.rawfile import Entry, SafetensorsReader, parse_header
+from specpilot_sglang.w12.rawwriter import discard, publish
 from specpilot_sglang.w12.spec import FORMAT_VERSION
 from specpilot_sglang.w12.staging import Staging
 from specpilot_sglang.w12.tensorfile import PackedShard

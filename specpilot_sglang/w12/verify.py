@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from specpilot_sglang.w12.checkpoint import Checkpoint, open_checkpoint, require_packed, require_plain
-from specpilot_sglang.w12.pack import Progress
+from specpilot_sglang.w12.pack_shard import Progress
 from specpilot_sglang.w12.rawfile import Entry, SafetensorsReader
 from specpilot_sglang.w12.report import TensorReport
 from specpilot_sglang.w12.tensorfile import PackedShard

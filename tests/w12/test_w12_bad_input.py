@@ -280,7 +280,7 @@ def test_disk_full_keeps_finished_shards_and_the_next_run_goes_on(
 ) -> None:
     from specpilot_sglang.w12 import pack
 
-    real, calls = pack._pack_shard, []
+    real, calls = pack.pack_shard, []
 
     def second_fails(*args: object) -> object:
         calls.append(args[1])
@@ -288,7 +288,7 @@ def test_disk_full_keeps_finished_shards_and_the_next_run_goes_on(
             raise W12Error("cannot write: no space left on device", where="x", fix="free space")
         return real(*args)
 
-    monkeypatch.setattr(pack, "_pack_shard", second_fails)
+    monkeypatch.setattr(pack, "pack_shard", second_fails)
     assert specpilot("w12", "pack", sharded, tmp_path / "packed")[0] == 2
     assert not (tmp_path / "packed").exists()
     assert specpilot("w12", "pack", sharded, tmp_path / "packed")[0] == 0

@@ -8,7 +8,8 @@ import pytest
 
 from specpilot_sglang.assets import fetch
 from specpilot_sglang.w12.pack import PackOptions, pack_checkpoint
-from specpilot_sglang.w12.rawfile import SafetensorsReader, SafetensorsWriter
+from specpilot_sglang.w12.rawfile import SafetensorsReader
+from specpilot_sglang.w12.rawwriter import SafetensorsWriter
 from specpilot_sglang.w12.report import totals
 from specpilot_sglang.w12.unpack import unpack_checkpoint
 

@@ -14,6 +14,8 @@ from specpilot_sglang.w12.pack import PackOptions, pack_checkpoint
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+START = 420.0  # seconds; a busy two-core machine imports slowly
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # stock wants one NUMA node a rank unless cores are named
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Once upon a time"]
 OVERLAY = "name: w12-only\nmatch: {target: LlamaForCausalLM}\nweights: {format: w12}\n"
 
@@ -46,14 +48,14 @@ def w12_report(client: Client) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def expected(smollm2: Path) -> list[list[int]]:
-    with Server(ar_args(smollm2, dtype="float32"), name="bf16") as server:
+    with Server(ar_args(smollm2, dtype="float32"), name="bf16", start_timeout_s=START) as server:
         return tokens(server.client)
 
 
 def test_packed_checkpoint_serves_the_same_tokens_and_reloads(
     expected: list[list[int]], packed: Path, smollm2: Path, plugin: list[str]
 ) -> None:
-    with Server([*ar_args(packed, dtype="float32"), *plugin], name="packed") as server:
+    with Server([*ar_args(packed, dtype="float32"), *plugin], name="packed", start_timeout_s=START) as server:
         assert tokens(server.client) == expected
         (report,) = w12_report(server.client)
         assert report["tensors_packed"] == 120  # four fused linear layers in each of 30
@@ -73,7 +75,9 @@ def test_b11_tied_model_generates_on_two_ranks(plugin: list[str], tmp_path: Path
     found = []
     common = ["--skip-tokenizer-init", "--max-total-tokens", "2048", "--tensor-parallel-size", "2"]
     for model, extra in ((plain, []), (packed, plugin)):
-        with Server([*ar_args(model, dtype="float32"), *common, *extra], name="tp2") as server:
+        with Server(
+            [*ar_args(model, dtype="float32"), *common, *extra], name="tp2", start_timeout_s=START, env=CORES
+        ) as server:
             sampling = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
             found.append([server.client.generate(input_ids=[5, i], sampling=sampling).output_ids for i in range(3, 9)])
             reports = w12_report(server.client) if extra else []
@@ -84,7 +88,9 @@ def test_b11_tied_model_generates_on_two_ranks(plugin: list[str], tmp_path: Path
 
 
 def test_packing_at_load_serves_the_same_tokens(expected: list[list[int]], smollm2: Path, plugin: list[str]) -> None:
-    with Server([*ar_args(smollm2, dtype="float32"), *plugin, "--quantization", "w12"], name="online") as server:
+    with Server(
+        [*ar_args(smollm2, dtype="float32"), *plugin, "--quantization", "w12"], name="online", start_timeout_s=START
+    ) as server:
         assert tokens(server.client) == expected
         (report,) = w12_report(server.client)
         assert report["tensors_packed"] == 120
