@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 
 
@@ -48,6 +50,26 @@ def family(leader: int) -> list[psutil.Process]:
             if pid not in found and os.getsid(pid) == leader:
                 found[pid] = psutil.Process(pid)
     return [p for p in found.values() if _alive(p)]
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C, SIGTERM and SIGHUP off until the block is over, so that clean-up is not cut short.
+
+    By handlers, not by a signal mask: a signal that another thread takes still raises in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    late: list[int] = []
+    before = {number: signal.signal(number, lambda got, frame: late.append(got)) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if late:
+            signal.raise_signal(late[0])
 
 
 def kill_all(processes: Iterable[psutil.Process], timeout_s: float = 10.0) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ import psutil
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.client import Answer, Client
-from specpilot_sglang.eval.processes import die_with_parent, family, free_port, kill_all
+from specpilot_sglang.eval.processes import die_with_parent, family, free_port, kill_all, uninterrupted
 
 _POLL_S = 0.25
 _ERROR_CHARS = 400
@@ -104,16 +105,14 @@ class Server:
 
     def stop(self) -> None:
         """End the whole process tree: SIGTERM, then SIGKILL after `stop_timeout_s`. Safe to call twice."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        members = family(process.pid)
-        try:
+        with uninterrupted():
+            process, self._process = self._process, None
+            if process is None:
+                return
+            members = family(process.pid)
             process.terminate()
-            process.wait(self._stop_timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:  # also on a second Ctrl-C while waiting
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self._stop_timeout_s)
             left = kill_all({p.pid: p for p in [*members, *family(process.pid)]}.values())
             process.wait()
             self.client.close()

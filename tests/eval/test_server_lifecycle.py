@@ -114,13 +114,14 @@ def test_own_log_is_removed_after_a_clean_stop_only():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses the parent-death signal of Linux")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_its_starter(signum, tmp_path):
+@pytest.mark.parametrize("times", [1, 3])
+def test_no_process_outlives_its_starter(signum, times, tmp_path):
     script = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_server_lifecycle import stand_in
-with stand_in("silent" if {signum} == {signal.SIGKILL} else "ready", Path({str(tmp_path)!r})) as server:
+with stand_in("silent" if {signum} == {signal.SIGKILL} else "deaf", Path({str(tmp_path)!r})) as server:
     time.sleep(600)
 """
     if signum == signal.SIGTERM:
@@ -132,7 +133,9 @@ with stand_in("silent" if {signum} == {signal.SIGKILL} else "ready", Path({str(t
         assert until(lambda: len(psutil.Process(starter.pid).children(recursive=True)) >= (1 if alone else 2), 60)
         children = psutil.Process(starter.pid).children(recursive=True)
         time.sleep(0.3)
-        starter.send_signal(signum)
+        for _ in range(times):  # an impatient user presses Ctrl-C again
+            starter.send_signal(signum)
+            time.sleep(0.1)
         starter.wait(30)
         assert until(lambda: not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
     finally:
