@@ -11,12 +11,13 @@ TENSOR = 3072 * 4096 * 2
 
 # The small run first, so that libraries and the codec's fixed chunk buffers are in the baseline.
 SCRIPT = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from specpilot_sglang.w12.pack import PackOptions, pack_checkpoint
 from specpilot_sglang.w12.unpack import unpack_checkpoint
 from specpilot_sglang.w12.verify import verify_checkpoint
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not ru_maxrss, which a child process inherits from its parent.
+peak = lambda: 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 root = Path(sys.argv[1])
 pack_checkpoint(root / "small", root / "small_packed", PackOptions())
 peaks = [peak()]
@@ -33,4 +34,4 @@ def test_peak_memory_is_a_few_times_the_largest_tensor(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True)
     base, *peaks = json.loads(done.stdout)
     grown = [(p - base) / TENSOR for p in peaks]
-    assert max(grown) < 4, grown  # the checkpoint is 12 of them
+    assert 0.5 < max(grown) < 4, grown  # the checkpoint is 12 of them
