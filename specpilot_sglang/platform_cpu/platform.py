@@ -48,6 +48,9 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.disable_cuda_graph = True
         # A stock scheduler spins while idle, and would take a core from whoever works.
         server_args.sleep_on_idle = True
+        if server_args.dtype in ("float", "float32"):
+            # Stock keeps convolution states in BF16 whatever the model computes in. Worker processes inherit it.
+            os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_KV_TOKENS
         if server_args.max_running_requests is None:

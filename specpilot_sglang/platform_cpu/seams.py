@@ -156,18 +156,24 @@ def _apply(seam: Seam) -> None:
     own = name in vars(owner)
     stock = getattr(owner, name)
     replacement = seam.make(stock)
-    _set(owner, name, replacement, stock if own else None, restore=own)
-    if not parents and callable(stock):
+    shared = not parents and callable(stock)
+    setattr(owner, name, replacement)
+    if shared:
         _rebind(name, stock, replacement)
 
+    def undo() -> None:
+        if own:
+            setattr(owner, name, stock)
+        else:
+            delattr(owner, name)
+        if shared:
+            _rebind(name, replacement, stock)
 
-def _set(owner: Any, name: str, value: Any, stock: Any, restore: bool) -> None:
-    setattr(owner, name, value)
-    _undo.append((lambda: setattr(owner, name, stock)) if restore else (lambda: delattr(owner, name)))
+    _undo.append(undo)
 
 
-def _rebind(name: str, stock: Any, replacement: Any) -> None:
-    # `from module import name` leaves copies behind in modules imported earlier.
+def _rebind(name: str, old: Any, new: Any) -> None:
+    # `from module import name` leaves copies behind.
     for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("sglang.") and vars(module).get(name) is stock:
-            _set(module, name, replacement, stock, restore=True)
+        if module_name.startswith("sglang.") and vars(module).get(name) is old:
+            setattr(module, name, new)
