@@ -109,7 +109,9 @@ class _Stages:
 
     def __init__(self) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20))
-        self._progress = Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=ERR)
+        self._progress = Progress(
+            *columns, MofNCompleteColumn(), TimeElapsedColumn(), console=ERR, disable=not ERR.is_terminal
+        )
         self._task: TaskID | None = None
         self._begin = time.monotonic()
 
@@ -124,6 +126,8 @@ class _Stages:
     def stage(self, arm: str, what: str, total: int | None) -> None:
         """See `runner.Watcher`."""
         self._finish()
+        if not ERR.is_terminal:  # a log file: rich would write nothing until the end
+            ERR.print(f"{self.elapsed():5.0f} s  {arm}: {what}", soft_wrap=True)
         self._task = self._progress.add_task(f"{arm}: {what}", total=total)
 
     def step(self, done: int) -> None:
