@@ -115,8 +115,7 @@ class Outcome:
         plugin, stock = self.arm("specpilot"), self.arm("stock")
         if plugin is None or plugin.forcing is None:
             return [*found, "the plugin was not measured"]
-        if not plugin.attestation:
-            found.append("the plugin's server does not attest")
+        found += attestation_problems(plugin.attestation)
         found += _rate_problems(plugin.forcing, stock.forcing if stock else None, exact=self.dtype == "float32")
         for arm in self.exact:
             if arm.forcing is not None:
@@ -142,6 +141,21 @@ def _rate_problems(plugin: ForcingReport, stock: ForcingReport | None, *, exact:
     allowed = (stock.rate if stock and stock.positions else 0.0) + ALLOWED_EXCESS
     if not exact and plugin.rate > allowed:
         found.append(f"mismatch rate {plugin.rate:.2%} is above {allowed:.2%}")
+    return found
+
+
+def attestation_problems(attestation: Mapping[str, Any] | None) -> list[str]:
+    """Return why an attestation does not show that the plugin really ran, on every rank and without tricks."""
+    if not attestation:
+        return ["the plugin's server does not attest"]
+    found = []
+    if not attestation.get("consistent", True):
+        found.append("the plugin's ranks attest different things")
+    if attestation.get("simulated_acceptance"):
+        found.append("acceptance is simulated")
+    hits = [rank.get("hits") for rank in attestation.get("ranks", []) if isinstance(rank, Mapping)]
+    if any(not sum((counts or {}).values()) for counts in hits) or not hits:
+        found.append("a rank's hot-path counters are zero: the plugin was loaded but did not run")
     return found
 
 

@@ -58,6 +58,7 @@ def _accept_bars(axis: Any, arms: Sequence[ArmOutcome]) -> None:
 def _finish(axis: Any, arms: Sequence[ArmOutcome], label: str) -> None:
     names = [suite.suite for suite in arms[0].suites()]
     axis.set_xticks(range(len(names)), names)
+    axis.set_xlim(-0.5, len(names) - 0.5)
     axis.set_ylabel(label)
     axis.spines[["top", "right"]].set_visible(False)
     if axis.get_legend_handles_labels()[0]:

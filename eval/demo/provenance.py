@@ -43,6 +43,25 @@ def collect(plan: Plan, attestation: Mapping[str, Any] | None) -> dict[str, str]
     return found
 
 
+def busy_warning(load: float, cores: int) -> str:
+    """Return a warning when other processes used the machine at the start, else nothing.
+
+    Args:
+        load: one-minute load average before the first server.
+        cores: usable cores.
+    """
+    if load <= 0.5 * cores:
+        return ""
+    return (
+        f"Other processes kept this machine busy (load {load:.1f} on {cores} cores at the start): distrust the speeds."
+    )
+
+
+def load_average() -> float:
+    """Return the one-minute load average; 0 where the system has none."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def version(package: str) -> str:
     """Return an installed distribution's version, empty when it is absent."""
     try:

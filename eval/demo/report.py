@@ -27,24 +27,24 @@ def require_packages() -> None:
         raise SpecPilotError(f"the demonstration needs the packages {', '.join(missing)}", fix=fix)
 
 
-def to_json(outcome: Outcome, provenance: Mapping[str, str]) -> dict[str, Any]:
-    """Return everything that was measured as JSON values."""
+def to_json(outcome: Outcome, provenance: Mapping[str, str], busy: str = "") -> dict[str, Any]:
+    """Return everything that was measured as JSON values; `busy` is a warning about the speeds."""
     problems = outcome.problems()
     return {
         "accepted": not problems,
         "problems": problems,
         "rule": outcome.rule(),
         "dtype": outcome.dtype,
+        "busy": busy,
         "arms": [_arm(a, outcome) for a in outcome.arms],
         "exact_float32": [_arm(a, outcome, speedups=False) for a in outcome.exact],
         "provenance": dict(provenance),
     }
 
 
-def write(outcome: Outcome, provenance: Mapping[str, str], folder: Path) -> tuple[Path, Path]:
-    """Write `report.html` and `report.json` into `folder` and return their paths."""
+def write(outcome: Outcome, document: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write `report.html` and `report.json`, the latter being `document`, into `folder` and return their paths."""
     page, data = folder / "report.html", folder / "report.json"
-    document = to_json(outcome, provenance)
     write_whole(data, json.dumps(document, indent=1) + "\n", fix="choose --out")
     write_whole(page, html(outcome, document), fix="choose --out")
     return page, data

@@ -45,6 +45,7 @@ def demo(
 ) -> int:
     """Serve one model three ways, compare speed and answers, write a report. Exit 1 if the answers do not hold."""
     report.require_packages()
+    busy = provenance.busy_warning(provenance.load_average(), provenance.usable_cores())
     if quick:
         prompts, max_new_tokens = 1, min(max_new_tokens, 32)
     with _ended_like_ctrl_c(), _Stages() as stages:
@@ -56,12 +57,15 @@ def demo(
         outcome = runner.run(plan, stages, _log_folder(out), exact=strict)
     plugin = outcome.arm("specpilot")
     facts = provenance.collect(plan, plugin.attestation if plugin else None)
-    page, data = report.write(outcome, facts, out)
+    document = report.to_json(outcome, facts, busy)
+    page, data = report.write(outcome, document, out)
     problems = outcome.problems()
     if as_json:
-        OUT.print_json(json.dumps(report.to_json(outcome, facts)))
+        OUT.print_json(json.dumps(document))
     else:
         OUT.print(_speed_table(outcome), _answer_table(outcome))
+        if busy:
+            OUT.print(busy, soft_wrap=True)
         OUT.print(f"rule: {outcome.rule()}", soft_wrap=True)
         OUT.print(f"took {stages.elapsed():.0f} s; report: {page}, data: {data}", soft_wrap=True)
         OUT.print("NOT accepted: " + "; ".join(problems) if problems else "accepted", markup=False, soft_wrap=True)

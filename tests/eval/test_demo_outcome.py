@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from specpilot_sglang.cli import demo
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.eval.demo import report
-from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome, packed_bits
+from specpilot_sglang.eval.demo import preflight, report, runner
+from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome, attestation_problems, packed_bits
 from specpilot_sglang.eval.demo.plan import Plan
+from specpilot_sglang.eval.demo.provenance import busy_warning
 from specpilot_sglang.eval.forcing import Mismatch, Verdict
 from specpilot_sglang.eval.forcing_report import ForcingReport
 from specpilot_sglang.eval.records import Request
 
 ATTESTATION = {
     "overlay": {"name": "toy", "sha256": "ab" * 32},
-    "ranks": [{"mechanisms": {"w12": {"bits_per_weight": 12.06}}}],
+    "ranks": [{"mechanisms": {"w12": {"bits_per_weight": 12.06}}, "hits": {"speculative_steps": 9}}],
 }
 
 
@@ -94,15 +99,36 @@ def test_bits_are_those_attested(attestation):
     assert outcome(forcing(0), dtype="float32").arms[0].bits_per_weight() == 32.0
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"consistent": False}, "different"),
+        ({"simulated_acceptance": {"SGLANG_SIMULATE_ACC_LEN": "4"}}, "simulated"),
+        ({"ranks": [{"hits": {"speculative_steps": 0}}]}, "zero"),
+        ({"ranks": [{"hits": {"speculative_steps": 5}}, {"hits": {}}]}, "zero"),
+        ({"ranks": []}, "zero"),
+    ],
+)
+def test_attestation_must_show_that_the_plugin_ran(change, problem):
+    assert attestation_problems(ATTESTATION) == []
+    assert problem in attestation_problems({**ATTESTATION, **change})[0]
+
+
+def test_busy_machine_is_said():
+    assert busy_warning(0.4, 2) == ""
+    assert "load 6.0 on 2 cores" in busy_warning(6.0, 2)
+
+
 def test_report_is_self_contained_and_complete(tmp_path):
     found = outcome(forcing(3), forcing(2, margin=None))
-    page, data = report.write(found, {"command": "specpilot demo <script>alert(1)</script>"}, tmp_path / "deep")
+    facts = {"command": "specpilot demo <script>alert(1)</script>"}
+    page, data = report.write(found, report.to_json(found, facts, "busy machine"), tmp_path / "deep")
     html = page.read_text()
     assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', html) == []
     assert "http" not in html
     assert "<script>" not in html
     assert 'src="data:image/png;base64,iVBOR' in html
-    for text in ("stock DFLASH", "gsm8k", "12.06", "bfloat16", "0.05000", "hold"):
+    for text in ("stock DFLASH", "gsm8k", "12.06", "bfloat16", "0.05000", "hold", "busy machine"):
         assert text in html
     document = json.loads(data.read_text())
     assert document["accepted"] is True
@@ -112,14 +138,16 @@ def test_report_is_self_contained_and_complete(tmp_path):
 
 
 def test_report_of_a_rejection_says_so(tmp_path):
-    page, _ = report.write(outcome(forcing(50)), {}, tmp_path)
+    found = outcome(forcing(50))
+    page, _ = report.write(found, report.to_json(found, {}), tmp_path)
     assert "Not accepted:" in page.read_text()
 
 
 def test_report_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
+    found = outcome(forcing(0))
     with pytest.raises(SpecPilotError, match="--out"):
-        report.write(outcome(forcing(0)), {}, tmp_path / "file" / "x")
+        report.write(found, report.to_json(found, {}), tmp_path / "file" / "x")
 
 
 def test_missing_packages_are_named_before_any_server_starts(monkeypatch):
@@ -142,3 +170,23 @@ def test_arms_differ_in_decoding_only(tmp_path):
     assert plugin[: len(stock)] == stock
     assert plugin[len(stock) :] == ["--speculative-plugin", "specpilot", "--specpilot-overlay", "toy"]
     assert "--speculative-plugin" not in stock
+
+
+@pytest.mark.parametrize(("mismatches", "code"), [(0, 0), (50, 1)])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_command_prints_tables_or_json_and_exits_by_the_rule(mismatches, code, flags, tmp_path, monkeypatch):
+    def fake_run(plan: Plan, watcher: runner.Watcher, logs: Path, exact: Plan | None) -> Outcome:
+        watcher.stage("AR", "answering", 2)
+        watcher.step(1)
+        return outcome(forcing(mismatches))
+
+    monkeypatch.setattr(runner, "run", fake_run)
+    monkeypatch.setattr(preflight, "check", lambda plan: "toy")
+    monkeypatch.setattr(demo, "_pair", lambda model, draft: ((tmp_path, tmp_path), ""))
+    app = typer.Typer()
+    demo.register(app)
+    done = CliRunner().invoke(app, ["--out", str(tmp_path / "out"), *flags], standalone_mode=False)
+    assert done.return_value == code, done.output
+    assert (tmp_path / "out" / "report.html").is_file()
+    if flags:
+        assert json.loads(done.stdout)["accepted"] is (code == 0)
