@@ -89,11 +89,11 @@ class Launcher:
         return original(server_args)
 
     def _activate(self, server_args: Any) -> None:
-        from specpilot_sglang.plugin.activation import activate
-
         try:
             request = self.request if self.from_command_line else from_environment()
             if request is not None:
+                from specpilot_sglang.plugin.activation import activate
+
                 activate(server_args, request)
         except Exception as exc:
             if self.from_command_line:
