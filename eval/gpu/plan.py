@@ -39,9 +39,12 @@ class ServerPlan(_Strict):
 
     `labels` name everything that makes a number from this server differ from a real deployment's ("random weights",
     "simulated acceptance length 4"); they travel with every result. `gets` are HTTP paths whose answers are kept.
+    Neighbours in the plan with the same `group` start together and stay up until the last of them is measured: that
+    saves start-up time where the GPU's memory holds them all, and only one of them has requests at any time.
     """
 
     name: str
+    group: str | None = None
     args: list[str]
     env: dict[str, str] = {}
     labels: list[str] = []

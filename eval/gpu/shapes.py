@@ -76,6 +76,13 @@ QWEN3_8_27B_DFLASH2: dict[str, Any] = {
     },
 }
 
+# The first-generation drafter of the same size: no convolutions and no selector, so nvcc has nothing to build for it.
+QWEN3_8_27B_DFLASH: dict[str, Any] = {
+    **QWEN3_8_27B_DFLASH2,
+    "architectures": ["DFlashDraftModel"],
+    "dflash_config": {"block_size": 8, "mask_token_id": 248077, "target_layer_ids": [5, 19, 33, 47, 61]},
+}
+
 # Same structure, small enough for a rehearsal without a GPU (4 layers, 3 of them Gated DeltaNet).
 TINY_TARGET: dict[str, Any] = {
     **QWEN3_8_27B,
@@ -114,6 +121,7 @@ TINY_DFLASH2: dict[str, Any] = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.8-27b": QWEN3_8_27B,
+    "qwen3.8-27b-dflash": QWEN3_8_27B_DFLASH,
     "qwen3.8-27b-dflash2": QWEN3_8_27B_DFLASH2,
     "tiny-hybrid": TINY_TARGET,
     "tiny-hybrid-dflash2": TINY_DFLASH2,

@@ -31,12 +31,12 @@ def test_every_drafter_fits_its_target(tmp_path):
     from specpilot_sglang.plugin.checkpoints import read_checkpoint
     from specpilot_sglang.plugin.drafter import algorithm_of, check_drafter
 
-    for target in ("qwen3.8-27b", "tiny-hybrid"):
-        pair = [write_shape(name, tmp_path / name) for name in (target, f"{target}-dflash2")]
+    for target, draft in (("qwen3.8-27b", "dflash2"), ("qwen3.8-27b", "dflash"), ("tiny-hybrid", "dflash2")):
+        pair = [write_shape(name, tmp_path / name) for name in (target, f"{target}-{draft}")]
         checkpoints = [read_checkpoint(str(folder), "--model-path") for folder in pair]
         check_drafter(*checkpoints)
         assert algorithm_of(checkpoints[1]) == "DFLASH"
-    assert len(SHAPES) == 4
+    assert len(SHAPES) == 5
 
 
 def test_steady_speed_counts_only_the_time_in_which_all_streams_decode():
