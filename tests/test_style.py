@@ -25,7 +25,11 @@ def tracked(repository: Path, *suffixes: str) -> list[Path]:
 @pytest.mark.parametrize("command", [["ruff", "check"], ["ruff", "format", "--check"]])
 def test_ruff(repository, command):
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--quiet", *SOURCES], cwd=repository, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command, "--quiet", *SOURCES],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

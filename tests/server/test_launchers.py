@@ -45,7 +45,9 @@ def only_error(done) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("launcher", [["-m", "sglang.launch_server"], ["-c", "from sglang.cli.main import main; main()", "serve"]])
+@pytest.mark.parametrize(
+    "launcher", [["-m", "sglang.launch_server"], ["-c", "from sglang.cli.main import main; main()", "serve"]]
+)
 def test_unknown_overlay_ends_the_launcher(launcher, repository, smollm2, drafter):
     argv = [
         sys.executable, *launcher, "--model-path", str(smollm2), "--speculative-draft-model-path", str(drafter),
