@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from filelock import FileLock
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.gpu.phases import memory_lines, milestones
@@ -56,13 +57,17 @@ class ServerArm:
         finally:
             self.sampler.stop()
 
-    def ask(self) -> None:
-        """Run the loads, record answers to real prompts and read the HTTP paths, if the server started."""
+    def ask(self, turn: FileLock) -> None:
+        """Run the loads, record answers to real prompts and read the HTTP paths, if the server started.
+
+        `turn` is held meanwhile: measurements of other processes on the same GPU wait for it.
+        """
         if "error" in self.result:
             return
         begin = time.monotonic()
         try:
-            self._ask()
+            with turn:
+                self._ask()
         except _FAILURES as error:
             self.fail(error)
         logger.info("%s: measured in %.0f s", self.asked.name, time.monotonic() - begin)
@@ -99,7 +104,7 @@ class ServerArm:
             self.result["records"] = record
 
 
-def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path) -> list[dict[str, Any]]:
+def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path, turn: FileLock) -> list[dict[str, Any]]:
     """Start all members together, measure them one after the other, stop them all; return their results."""
     arms = [ServerArm(plan, asked, out) for asked in members]
 
@@ -112,7 +117,7 @@ def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path) -> list[
         try:
             list(pool.map(start, range(len(arms))))
             for arm in arms:
-                arm.ask()
+                arm.ask(turn)
         except KeyboardInterrupt as error:
             for arm in arms:
                 arm.fail(error)
