@@ -11,6 +11,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from specpilot_sglang.platform_cpu.seams import EARLY_SEAMS, LOADED_SEAMS, WORKER_SEAMS, apply_seams, hybrid_seams
+
 ATTENTION_BACKEND = "specpilot_sdpa"
 
 #: KV slots where the user names none: stock would claim most of the machine's memory.
@@ -35,6 +37,7 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         # Stock waits a minute for CUDA core dumps after a crash.
         os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS", "0")
         _register_attention_backend()
+        apply_seams(EARLY_SEAMS)
 
     def get_device(self, device_id: int = 0) -> str:
         """Device string; every rank computes on the one CPU device."""
@@ -51,6 +54,10 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.dtype in ("float", "float32"):
             # Stock keeps convolution states in BF16 whatever the model computes in. Worker processes inherit it.
             os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
+        ranks = server_args.tp_size * server_args.pp_size * server_args.dp_size
+        if ranks > 1:
+            # Without it stock wants a NUMA node for each rank.
+            os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(_cores_of_ranks(ranks)))
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_KV_TOKENS
         if server_args.max_running_requests is None:
@@ -61,7 +68,6 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
         from specpilot_sglang.platform_cpu.fused import register_fused_ops
-        from specpilot_sglang.platform_cpu.seams import WORKER_SEAMS, apply_seams
 
         register_fused_ops()
         ATTENTION_BACKENDS.setdefault(ATTENTION_BACKEND, _create_attention_backend)
@@ -69,8 +75,6 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Apply the patches whose modules are only complete now, and share the cores among the ranks."""
-        from specpilot_sglang.platform_cpu.seams import LOADED_SEAMS, apply_seams, hybrid_seams
-
         apply_seams(LOADED_SEAMS)
         if any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
             apply_seams(hybrid_seams())
@@ -135,6 +139,11 @@ def _register_attention_backend() -> None:
 def default_threads(ranks: int) -> int:
     """Threads a rank may use so that all ranks together use each core once."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+
+
+def _cores_of_ranks(ranks: int) -> list[str]:
+    cores = sorted(os.sched_getaffinity(0))
+    return [",".join(map(str, cores[rank::ranks] or [cores[rank % len(cores)]])) for rank in range(ranks)]
 
 
 def _create_attention_backend(runner: Any) -> Any:

@@ -33,6 +33,15 @@ def _fixed(value: Any) -> Callable[[Any], Any]:
     return lambda _stock: value
 
 
+def _cpu_kernels(stock: Any) -> Any:
+    def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        if getattr(library, "ns", "") == "sglang" and dispatch_key == "PrivateUse1":
+            dispatch_key = "CPU"
+        return stock(library, op_name, fn, dispatch_key, **options)
+
+    return impl
+
+
 def _record_stream(stock: Any) -> Any:
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         if tensor.device.type != "cpu":
@@ -61,6 +70,15 @@ def _keep_embeds_dtype(stock: Any) -> Any:
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _DFLASH_UTILS = "sglang.srt.speculative.dflash_utils"
+
+#: Applied when the platform is resolved, which is before SGLang registers its first operator.
+EARLY_SEAMS = (
+    Seam(
+        "torch.library:Library.impl",
+        _cpu_kernels,
+        "SGLang gives an out-of-tree platform's operators (tensor-parallel collectives) to torch's PrivateUse1 alone",
+    ),
+)
 
 #: Applied when a worker imports its model runner.
 WORKER_SEAMS = (
