@@ -98,10 +98,10 @@ class ServerArm:
             speed, accept = speeds["tok_s"], speeds["accept_length"]
             logger.info("%s: c=%d %s tok/s, accept length %s", asked.name, load.concurrency, speed, accept)
             self.result["loads"].append(speeds)
-        self.result["gets"] = answers(url, asked.gets)
         if asked.records is not None:
             record = record_answers(self.server.client, asked.records, self.plan.tokenizer, self.out, asked.name)
             self.result["records"] = record
+        self.result["gets"] = answers(url, asked.gets)  # last, so that counters have counted
 
 
 def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path, turn: FileLock) -> list[dict[str, Any]]:
