@@ -9,8 +9,10 @@
 
 #ifdef __CUDACC__
 #define W12_FN __device__ __forceinline__
+#define W12_LOAD(p) __ldg(p)
 #else
 #define W12_FN static inline
+#define W12_LOAD(p) (*(p))
 #endif
 
 typedef unsigned int u32;
@@ -52,6 +54,20 @@ W12_FN void patch(u32* v, u32 lane, u32 place, u32 value) {
 #pragma unroll
   for (u32 r = 0; r < 16; ++r)
     if (r == target) v[r] = (v[r] & ~mask) | (both & mask);
+}
+
+// Replaces the placeholders of a unit by the exact bits of its escapes. `word` is value << 16 | place << 2 | 1 for one
+// escape, or index << 2 | 2 for several: list[index] is their count, then value << 16 | place for each.
+W12_FN void patch_unit(u32* v, u32 word, const u32* list, u32 lane) {
+  if (word & 1) {
+    patch(v, lane, (word >> 2) & 0x3FF, word >> 16);
+  } else {
+    const u32* entry = list + (word >> 2);
+    for (u32 left = W12_LOAD(entry); left; --left) {
+      const u32 e = W12_LOAD(++entry);
+      patch(v, lane, e & 0x3FF, e >> 16);
+    }
+  }
 }
 
 }  // namespace w12

@@ -14,7 +14,9 @@ W12_DEV u32 smem_address(const void* p) { return static_cast<u32>(__cvta_generic
 W12_DEV void mbarrier_init(u32 bar, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-W12_DEV void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+W12_DEV void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
 W12_DEV void mbarrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -47,11 +49,15 @@ W12_DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy)
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
-W12_DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-               "l"(src), "r"(bytes), "r"(bar)
-               : "memory");
+W12_DEV void tensor_copy(u32 dst, const void* map, u32 column, u32 row, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          dst),
+      "l"(map), "r"(column), "r"(row), "r"(bar)
+      : "memory");
 }
+
+W12_DEV void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 W12_DEV void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 W12_DEV void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -81,7 +87,8 @@ W12_DEV u16 to_bf16(float v) {
   return bits;
 }
 
-// Counts one arrival; the memory order of all lanes' earlier stores goes with it (call after __syncwarp).
+// Counts one arrival. Called by one lane between two warp barriers: release and acquire are cumulative, so they
+// cover the other lanes' stores before and loads after, without a fence in each lane.
 W12_DEV u32 count_arrival(u32* counter) {
   u32 before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

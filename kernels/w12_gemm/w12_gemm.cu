@@ -8,7 +8,7 @@
 // whatever stands beside it; nothing of it depends on the decoder either, so W12 and plain BF16 agree bit for bit.
 //
 // Compile-time parameters: DECODER, NT (token eights), WN and WK (consumer warps along N and K), MT (16-row units a
-// warp), KU (64-column units a chunk; a multiple of WK).
+// warp), KU (64-column units a chunk; a multiple of WK), CTAS (a multiprocessor).
 #include "decode.cuh"
 #include "ptx.cuh"
 
@@ -22,12 +22,12 @@ constexpr int kUnitB = kDecoder == w12::kW12 || kDecoder == w12::kW12Zero ? 512 
 constexpr int kBytesA = kUnits * kUnitA;
 constexpr int kBytesB = kUnits * kUnitB;
 constexpr int kBytesE = kDecoder == w12::kBf16 ? 0 : kUnits * 4;
-constexpr int kRowX = KU * 128;          // bytes of one token's columns in a chunk
-constexpr int kPitchX = kRowX + 64;      // 64 modulo 128: conflict-free 16-byte loads
-constexpr int kOffsetB = kBytesA;
+constexpr int kBoxX = 8 * NT * 128;      // bytes of all tokens' columns of one unit, 128-byte swizzled rows
+constexpr int kOffsetA = KU * kBoxX;
+constexpr int kOffsetB = kOffsetA + kBytesA;
 constexpr int kOffsetE = kOffsetB + kBytesB;
-constexpr int kOffsetX = (kOffsetE + kBytesE + 127) / 128 * 128;
-constexpr int kStage = (kOffsetX + 8 * NT * kPitchX + 127) / 128 * 128;
+constexpr int kStage = (kOffsetE + kBytesE + 1023) / 1024 * 1024;  // swizzled boxes start at multiples of 1024
+constexpr u32 kStageBytes = kOffsetE + kBytesE;                    // bytes that arrive in a stage
 constexpr int kReduce = (WK - 1) * WN * MT * NT * 512;
 static_assert(KU % WK == 0, "every warp along K takes the same number of units of a chunk");
 static_assert(kUnits % 4 == 0, "escape words of a chunk are a multiple of 16 bytes");
@@ -38,13 +38,17 @@ struct Params {
   const u32* escape;  // one word a unit: 0, or value << 16 | place << 2 | 1, or list index << 2 | 2
   const u32* list;    // at an index: count, then count times value << 16 | place
   const u8* base;     // [padded N]
-  const u16* x;       // [M, K], rows `x_stride` elements apart
   u16* y;             // [M, N], rows `y_stride` elements apart
   float* partial;     // [2 * CTAs, kTileRows * 8 * NT]
   u32* counter;       // [tiles * WN], zero; zero again at the end
-  long long x_stride, y_stride;
-  int tokens, rows, tiles, chunks;  // M, N, tiles along N, chunks along K
-  int stages;
+  long long y_stride;
+  int tokens, rows;  // M, N
+  u32 tiles, chunks, stages;  // tiles along N, chunks along K
+};
+
+// x [M, K] as the copy engine sees it: boxes of 8 * NT tokens x 64 columns, missing tokens read as 0.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
 };
 
 struct Ring {
@@ -54,56 +58,46 @@ struct Ring {
   }
 };
 
-__device__ __forceinline__ void load_weights(const Params& p, long long chunk, u32 stage, u32 full, u64 policy) {
-  ptx::bulk_copy(stage, p.a + chunk * kBytesA, kBytesA, full, policy);
+__device__ __forceinline__ void load_weights(const Params& p, size_t chunk, u32 stage, u32 full, u64 policy) {
+  ptx::bulk_copy(stage + kOffsetA, p.a + chunk * kBytesA, kBytesA, full, policy);
   if (kBytesB) ptx::bulk_copy(stage + kOffsetB, p.b + chunk * kBytesB, kBytesB, full, policy);
   if (kBytesE) ptx::bulk_copy(stage + kOffsetE, p.escape + chunk * kUnits, kBytesE, full, policy);
 }
 
-__device__ __forceinline__ void load_x(const Params& p, long long chunk, u32 stage, u32 full, u32 lane) {
-  const u16* x = p.x + (chunk % p.chunks) * (64 * KU);
-  for (int m = lane; m < p.tokens; m += 32)
-    ptx::bulk_copy(stage + kOffsetX + m * kPitchX, x + m * p.x_stride, kRowX, full);
+__device__ __forceinline__ void load_x(const TensorMap& x, u32 chunk, u32 chunks, u32 stage, u32 full) {
+  for (int ku = 0; ku < KU; ++ku)
+    ptx::tensor_copy(stage + ku * kBoxX, &x, (chunk % chunks * KU + ku) * 64, 0, full);
 }
 
-// The producer warp: weights of the first stages before the previous kernel has ended, since no kernel writes them.
-__device__ __forceinline__ void produce(const Params& p, long long begin, long long end, u32 ring, u32 full, u32 empty) {
-  const u32 lane = threadIdx.x & 31;
+// One thread: sets up the barriers and asks for the weights of the first stages. No kernel writes weights, so this
+// need not wait for the previous one.
+__device__ __forceinline__ void start(const Params& p, const TensorMap& x, u32 begin, u32 first, u32 ring, u32 full, u32 empty) {
+  for (u32 s = 0; s < p.stages; ++s) {
+    ptx::mbarrier_init(full + 8 * s, 1);
+    ptx::mbarrier_init(empty + 8 * s, kConsumers);
+  }
+  ptx::fence_mbarrier_init();
+  ptx::prefetch_tensor_map(&x);
   const u64 policy = ptx::evict_first_policy();
-  const u32 bytes = kBytesA + kBytesB + kBytesE + p.tokens * kRowX;
-  const int first = end - begin < p.stages ? static_cast<int>(end - begin) : p.stages;
-  if (lane == 0)
-    for (int s = 0; s < first; ++s) {
-      ptx::mbarrier_expect(full + 8 * s, bytes);
-      load_weights(p, begin + s, ring + s * kStage, full + 8 * s, policy);
-    }
-  ptx::wait_for_previous_kernel();
-  __syncwarp();
-  for (int s = 0; s < first; ++s) load_x(p, begin + s, ring + s * kStage, full + 8 * s, lane);
-  Ring r = {0, 0};
-  for (long long chunk = begin + first; chunk < end; ++chunk) {
-    const u32 bar = full + 8 * r.stage, stage = ring + r.stage * kStage;
-    ptx::mbarrier_wait(empty + 8 * r.stage, r.parity);
-    if (lane == 0) {
-      ptx::mbarrier_expect(bar, bytes);
-      load_weights(p, chunk, stage, bar, policy);
-    }
-    __syncwarp();
-    load_x(p, chunk, stage, bar, lane);
-    r.next(p.stages);
+  for (u32 s = 0; s < first; ++s) {
+    ptx::mbarrier_expect(full + 8 * s, kStageBytes);
+    load_weights(p, begin + s, ring + s * kStage, full + 8 * s, policy);
   }
 }
 
-// Replaces the placeholders of a unit by the exact bits of its escapes.
-__device__ __forceinline__ void patch_unit(u32* v, u32 word, const u32* list, u32 lane) {
-  if (word & 1) {
-    w12::patch(v, lane, (word >> 2) & 0x3FF, word >> 16);
-  } else {
-    const u32* entry = list + (word >> 2);
-    for (u32 left = __ldg(entry); left; --left) {
-      const u32 e = __ldg(++entry);
-      w12::patch(v, lane, e & 0x3FF, e >> 16);
-    }
+// One thread: x of the first stages, then weights and x of all others as stages fall free.
+__device__ __forceinline__ void produce(const Params& p, const TensorMap& x, u32 begin, u32 end, u32 first, u32 ring,
+                                        u32 full, u32 empty) {
+  for (u32 s = 0; s < first; ++s) load_x(x, begin + s, p.chunks, ring + s * kStage, full + 8 * s);
+  const u64 policy = ptx::evict_first_policy();
+  Ring r = {0, 0};
+  for (u32 chunk = begin + first; chunk < end; ++chunk) {
+    const u32 bar = full + 8 * r.stage, stage = ring + r.stage * kStage;
+    ptx::mbarrier_wait(empty + 8 * r.stage, r.parity);
+    ptx::mbarrier_expect(bar, kStageBytes);
+    load_weights(p, chunk, stage, bar, policy);
+    load_x(x, chunk, p.chunks, stage, bar);
+    r.next(p.stages);
   }
 }
 
@@ -112,13 +106,13 @@ __device__ __forceinline__ void decode_unit(const Params& p, u32 stage, int u, c
   if (kDecoder == w12::kBf16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 w = ptx::lds128(stage + u * kUnitA + i * 512 + lane * 16);
+      const uint4 w = ptx::lds128(stage + kOffsetA + u * kUnitA + i * 512 + lane * 16);
       v[4 * i] = w.x, v[4 * i + 1] = w.y, v[4 * i + 2] = w.z, v[4 * i + 3] = w.w;
     }
     return;
   }
-  const uint4 q0 = ptx::lds128(stage + u * kUnitA + lane * 16);
-  const uint4 q1 = ptx::lds128(stage + u * kUnitA + 512 + lane * 16);
+  const uint4 q0 = ptx::lds128(stage + kOffsetA + u * kUnitA + lane * 16);
+  const uint4 q1 = ptx::lds128(stage + kOffsetA + u * kUnitA + 512 + lane * 16);
   uint4 low = {0, 0, 0, 0};
   if (kUnitB) low = ptx::lds128(stage + kOffsetB + u * kUnitB + lane * 16);
   const u32 word = ptx::lds32(stage + kOffsetE + u * 4);
@@ -126,14 +120,19 @@ __device__ __forceinline__ void decode_unit(const Params& p, u32 stage, int u, c
   w12::decode_step<kDecoder>(q0.z, q0.w, low.y, base[0], base[1], v + 4);
   w12::decode_step<kDecoder>(q1.x, q1.y, low.z, base[0], base[1], v + 8);
   w12::decode_step<kDecoder>(q1.z, q1.w, low.w, base[0], base[1], v + 12);
-  if (word) patch_unit(v, word, p.list, lane);
+  if (word) w12::patch_unit(v, word, p.list, lane);
 }
+
+// The token, among eight, in a column of the MMA. Neighbouring lanes take tokens 4 apart, so that with 128-byte swizzled
+// rows the eight lanes of a shared-memory phase hit all banks once.
+__device__ __forceinline__ u32 token_of(u32 column) { return (column >> 1) | (column & 1) << 2; }
 
 // Multiplies this warp's units of one stage into its accumulators.
 __device__ __forceinline__ void multiply(const Params& p, u32 stage, int wn, int wk, const u32 (*base)[2],
                                          float (*acc)[NT][4]) {
   const u32 lane = threadIdx.x & 31;
-  const u32 x = stage + kOffsetX + (lane >> 2) * kPitchX + (lane & 3) * 16;
+  const u32 token = token_of(lane >> 2);
+  const u32 x = stage + token * 128 + ((lane & 3) ^ token) * 16;
 #pragma unroll
   for (int i = 0; i < KU / WK; ++i) {
     const int ku = wk * (KU / WK) + i;
@@ -144,7 +143,7 @@ __device__ __forceinline__ void multiply(const Params& p, u32 stage, int wn, int
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
-        const uint4 xr = ptx::lds128(x + nt * 8 * kPitchX + ku * 128 + half * 64);
+        const uint4 xr = ptx::lds128((x ^ half * 64) + ku * kBoxX + nt * 1024);
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt) {
           ptx::mma(acc[mt][nt], v[mt] + 8 * half, xr.x, xr.y);
@@ -163,6 +162,7 @@ __device__ __forceinline__ void reduce_along_k(float4* buffer, int wn, int wk, f
   if (WK == 1) return;
   const u32 lane = threadIdx.x & 31;
   if (wk > 0)
+#pragma unroll
     for (int i = 0; i < MT * NT; ++i) {
       const float* c = acc[i / NT][i % NT];
       buffer[(((wk - 1) * WN + wn) * MT * NT + i) * 32 + lane] = {c[0], c[1], c[2], c[3]};
@@ -186,24 +186,22 @@ __device__ __forceinline__ void store(const Params& p, long long row, float (*ac
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const long long n = row + 16 * mt + (lane >> 2) + 8 * (i >> 1);
-        const int m = 8 * nt + 2 * (lane & 3) + (i & 1);
+        const int m = 8 * nt + token_of(2 * (lane & 3) + (i & 1));
         if (m < p.tokens && n < p.rows) p.y[m * p.y_stride + n] = ptx::to_bf16(acc[mt][nt][i]);
       }
 }
 
 // Index of the CTA that owns a position in the line of all chunks.
-__device__ __forceinline__ int owner(long long position, long long work) {
-  return static_cast<int>(((position + 1) * gridDim.x - 1) / work);
-}
+__device__ __forceinline__ u32 owner(u32 position, u32 work) { return ((position + 1) * gridDim.x - 1) / work; }
 
 // Writes this warp's partial tile; the last CTA to do so sums all of them in order of the CTA index and stores.
-__device__ __forceinline__ void finish_shared(const Params& p, int tile, bool starts_tile, int wn, float (*acc)[NT][4]) {
+__device__ __forceinline__ void finish_shared(const Params& p, u32 tile, bool starts_tile, int wn, float (*acc)[NT][4]) {
   const u32 lane = threadIdx.x & 31;
-  const long long work = static_cast<long long>(p.tiles) * p.chunks, origin = static_cast<long long>(tile) * p.chunks;
-  const int first = owner(origin, work), last = owner(origin + p.chunks - 1, work);
+  const u32 work = p.tiles * p.chunks, origin = tile * p.chunks;
+  const u32 first = owner(origin, work), last = owner(origin + p.chunks - 1, work);
   float4* partial = reinterpret_cast<float4*>(p.partial);
-  const auto slot = [&](int cta, bool starts) {
-    return partial + (static_cast<long long>(2 * cta + starts) * WN + wn) * (MT * NT * 32) + lane;
+  const auto slot = [&](u32 cta, bool starts) {
+    return partial + static_cast<size_t>((2 * cta + starts) * WN + wn) * (MT * NT * 32) + lane;
   };
   float4* mine = slot(blockIdx.x, starts_tile);
 #pragma unroll
@@ -211,13 +209,11 @@ __device__ __forceinline__ void finish_shared(const Params& p, int tile, bool st
     const float* c = acc[i / NT][i % NT];
     mine[i * 32] = {c[0], c[1], c[2], c[3]};
   }
-  __threadfence();
   __syncwarp();
   u32* counter = p.counter + tile * WN + wn;
   u32 before = 0;
   if (lane == 0) before = ptx::count_arrival(counter);
-  if (__shfl_sync(0xFFFFFFFFu, before, 0) != static_cast<u32>(last - first)) return;
-  __threadfence();
+  if (__shfl_sync(0xFFFFFFFFu, before, 0) != last - first) return;
   if (lane == 0) *counter = 0;
   const float4* begin = slot(first, true);
 #pragma unroll
@@ -226,7 +222,7 @@ __device__ __forceinline__ void finish_shared(const Params& p, int tile, bool st
     float* c = acc[i / NT][i % NT];
     c[0] = v.x, c[1] = v.y, c[2] = v.z, c[3] = v.w;
   }
-  for (int cta = first + 1; cta <= last; ++cta) {
+  for (u32 cta = first + 1; cta <= last; ++cta) {
     const float4* next = slot(cta, false);
 #pragma unroll
     for (int i = 0; i < MT * NT; ++i) add(acc[i / NT][i % NT], ptx::load_l2(next + i * 32));
@@ -234,14 +230,15 @@ __device__ __forceinline__ void finish_shared(const Params& p, int tile, bool st
   store(p, static_cast<long long>(tile) * kTileRows + wn * MT * 16, acc);
 }
 
-__device__ __forceinline__ void consume(const Params& p, long long begin, long long end, u32 ring, float4* buffer,
+__device__ __forceinline__ void consume(const Params& p, u32 begin, u32 end, u32 ring, float4* buffer,
                                         u32 full, u32 empty) {
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int wn = warp % WN, wk = warp / WN;
   Ring r = {0, 0};
-  for (long long position = begin; position < end;) {
-    const int tile = static_cast<int>(position / p.chunks), from = static_cast<int>(position % p.chunks);
-    const int to = p.chunks - from < end - position ? p.chunks : from + static_cast<int>(end - position);
+  const u32 chunks = p.chunks;
+  for (u32 position = begin; position < end;) {
+    const u32 tile = position / chunks, from = position % chunks;
+    const u32 to = chunks - from < end - position ? chunks : from + (end - position);
     const long long row = static_cast<long long>(tile) * kTileRows + wn * MT * 16;
     u32 base[MT][2];
     float acc[MT][NT][4];
@@ -254,7 +251,7 @@ __device__ __forceinline__ void consume(const Params& p, long long begin, long l
 #pragma unroll
       for (int i = 0; i < NT * 4; ++i) acc[mt][i / 4][i % 4] = 0.0f;
     }
-    for (int chunk = from; chunk < to; ++chunk) {
+    for (u32 chunk = from; chunk < to; ++chunk) {
       ptx::mbarrier_wait(full + 8 * r.stage, r.parity);
       multiply(p, ring + r.stage * kStage, wn, wk, base, acc);
       __syncwarp();
@@ -263,7 +260,7 @@ __device__ __forceinline__ void consume(const Params& p, long long begin, long l
     }
     reduce_along_k(buffer, wn, wk, acc);
     if (wk == 0) {
-      if (from == 0 && to == p.chunks)
+      if (from == 0 && to == chunks)
         store(p, row, acc);
       else
         finish_shared(p, tile, from == 0, wn, acc);
@@ -272,25 +269,21 @@ __device__ __forceinline__ void consume(const Params& p, long long begin, long l
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * (kConsumers + 1), 1) w12_gemm(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) u8 smem[];
+extern "C" __global__ void __launch_bounds__(32 * (kConsumers + 1), CTAS) w12_gemm(const __grid_constant__ Params p,
+                                                                               const __grid_constant__ TensorMap x) {
+  extern __shared__ __align__(1024) u8 smem[];
   const u32 ring = ptx::smem_address(smem);
   const u32 buffer = p.stages * kStage, full = ring + buffer + kReduce, empty = full + 8 * p.stages;
-  const long long work = static_cast<long long>(p.tiles) * p.chunks;
-  const long long begin = work * blockIdx.x / gridDim.x, end = work * (blockIdx.x + 1) / gridDim.x;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < p.stages; ++s) {
-      ptx::mbarrier_init(full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, kConsumers);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
+  const u32 work = p.tiles * p.chunks;  // times CTAs fits 32 bits: the launcher sees to it
+  const u32 begin = work * blockIdx.x / gridDim.x, end = work * (blockIdx.x + 1) / gridDim.x;
+  const u32 first = end - begin < p.stages ? end - begin : p.stages;
+  const u32 producer = 32 * kConsumers;
+  if (threadIdx.x == producer) start(p, x, begin, first, ring, full, empty);
   ptx::let_next_kernel_start();
-  if (threadIdx.x >= 32 * kConsumers) {
-    produce(p, begin, end, ring, full, empty);
-  } else {
-    ptx::wait_for_previous_kernel();
+  ptx::wait_for_previous_kernel();
+  __syncthreads();
+  if (threadIdx.x == producer)
+    produce(p, x, begin, end, first, ring, full, empty);
+  else if (threadIdx.x < producer)
     consume(p, begin, end, ring, reinterpret_cast<float4*>(smem + buffer), full, empty);
-  }
 }

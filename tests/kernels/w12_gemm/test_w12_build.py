@@ -1,0 +1,51 @@
+"""Compiling and caching: all decoders build for Hopper and Blackwell, and a cached cubin needs no compiler."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from specpilot_sglang.kernels.w12_gemm import build
+from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SPECPILOT_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("decoder", list(Decoder))
+def test_builds_for_hopper(decoder) -> None:
+    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), decoder, 1), "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("decoder", [Decoder.W12, Decoder.W12_ZERO, Decoder.NESTED8])
+def test_decode_kernel_builds(decoder) -> None:
+    assert build.cubin(build.DECODE, build.decode_options(decoder), "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_builds_for_rtx_pro_6000() -> None:
+    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.W12, 2), "sm_120a")[:4] == b"\x7fELF"
+
+
+def test_a_cached_cubin_needs_no_compiler(monkeypatch, tmp_path) -> None:
+    code = build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1), "sm_90a")
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1), "sm_90a") == code
+    with pytest.raises(build.KernelBuildError, match="no compiler"):
+        build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 2), "sm_90a")
+    assert [p.suffix for p in tmp_path.rglob("*.tmp")] == []
+
+
+def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
+    with pytest.raises(build.KernelBuildError, match="multiple of 16 bytes"):
+        build.cubin(build.GEMM, build.gemm_options(Tiling(1, 1, 1, 1), Decoder.W12, 1), "sm_90a")
+
+
+def test_other_gpus_are_refused_by_name() -> None:
+    with pytest.raises(build.KernelBuildError, match=r"not 8\.9"):
+        build.architecture((8, 9))
+    assert build.architecture((9, 0)) == "sm_90a"

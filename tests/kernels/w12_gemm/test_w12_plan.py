@@ -1,0 +1,73 @@
+"""The stream-K plan, mirrored here: every chunk is dealt out once, and every partial tile finds its slots."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from specpilot_sglang.errors import W12Error
+from specpilot_sglang.kernels.w12_gemm.bench import SHAPES
+from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling, grid, shared_memory
+
+TILINGS = [Tiling(), Tiling(4, 1, 1, 2, 2, 2), Tiling(8, 1, 2, 1), Tiling(2, 4, 1, 4)]
+
+
+def owner(position: int, work: int, ctas: int) -> int:
+    return ((position + 1) * ctas - 1) // work
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1024), (65, 512), (3072, 256)])
+@pytest.mark.parametrize("multiprocessors", [132, 188, 7])
+def test_every_chunk_has_one_owner_and_every_partial_tile_a_slot_of_its_own(tiling, shape, multiprocessors) -> None:
+    tiles, chunks = tiling.tiles(shape[0]), tiling.chunks(shape[1])
+    work, ctas = tiles * chunks, grid(tiling, *shape, multiprocessors)
+    bounds = [work * c // ctas for c in range(ctas + 1)]
+    assert bounds[0] == 0
+    assert bounds[-1] == work
+    assert all(low < high for low, high in pairwise(bounds))
+    slots: dict[int, int] = {}
+    arrivals = [0] * tiles
+    for cta, (begin, end) in enumerate(pairwise(bounds)):
+        assert owner(begin, work, ctas) == owner(end - 1, work, ctas) == cta
+        position = begin
+        while position < end:
+            tile, start = divmod(position, chunks)
+            stop = min(chunks, start + end - position)
+            if (start, stop) != (0, chunks):
+                slot = 2 * cta + (start == 0)
+                assert slot not in slots
+                slots[slot] = tile
+                arrivals[tile] += 1
+            position += stop - start
+    for tile, count in enumerate(arrivals):
+        first, last = owner(tile * chunks, work, ctas), owner(tile * chunks + chunks - 1, work, ctas)
+        assert count == (last - first + 1 if last > first else 0)
+        if count:
+            expected = [2 * first + 1, *(2 * c for c in range(first + 1, last + 1))]
+            assert [slots[s] for s in expected] == [tile] * count
+
+
+def test_the_plan_is_the_same_for_all_decoders_and_tokens() -> None:
+    # `grid` takes neither; shared memory may only change how far ahead weights are read.
+    assert grid(Tiling(), 14336, 5120, 132) == 132
+    deep = shared_memory(Tiling(), Decoder.W12, 1, 232448)
+    wide = shared_memory(Tiling(), Decoder.W12, 8, 232448)
+    assert deep.stages > wide.stages >= 2
+    assert deep.total <= 232448 >= wide.total
+
+
+@pytest.mark.parametrize(
+    ("multiprocessor", "block"), [(233472, 232448), (102400, 101376)], ids=["H200", "RTX PRO 6000"]
+)
+def test_every_variant_of_the_default_fits_the_gpus_it_is_built_for(multiprocessor, block) -> None:
+    limit = min(block, multiprocessor // Tiling().shared_parts - 1024)
+    for decoder in Decoder:
+        for eights in (1, 2, 4, 8):
+            assert shared_memory(Tiling(), decoder, eights, limit).total <= limit
+
+
+def test_shared_memory_that_is_too_small_is_an_error() -> None:
+    with pytest.raises(W12Error, match="two stages"):
+        shared_memory(Tiling(8, 1, 2, 4), Decoder.BF16, 8, 100_000)
