@@ -211,8 +211,8 @@ def recurrent_update(
     if retrieve_parent_token is not None:
         parents = retrieve_parent_token[:batch].long().clone()
         parents[:, 0] = -1
-    blocks = (x.view(batch, width, *x.shape[1:]) for x in (pq, pk, v[0], g, strength))
-    out, states = ref.recurrent(*blocks, state, parents)
+    rq, rk, rv, rg, rb = (x.view(batch, width, *x.shape[1:]) for x in (pq, pk, v[0], g, strength))
+    out, states = ref.recurrent(rq, rk, rv, rg, rb, state, parents)
     if intermediate_states_buffer is not None:
         rows = _slots(intermediate_state_indices, batch)[live]
         intermediate_states_buffer[rows, :width] = states[live].to(intermediate_states_buffer.dtype)
