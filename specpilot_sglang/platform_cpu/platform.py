@@ -11,7 +11,14 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from specpilot_sglang.platform_cpu.seams import EARLY_SEAMS, LOADED_SEAMS, WORKER_SEAMS, apply_seams, hybrid_seams
+from specpilot_sglang.platform_cpu.seams import (
+    DFLASH_SEAMS,
+    EARLY_SEAMS,
+    LOADED_SEAMS,
+    WORKER_SEAMS,
+    apply_seams,
+    hybrid_seams,
+)
 
 ATTENTION_BACKEND = "specpilot_sdpa"
 
@@ -76,6 +83,8 @@ class SpecPilotCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Apply the patches whose modules are only complete now, and share the cores among the ranks."""
         apply_seams(LOADED_SEAMS)
+        if type(model).__name__.startswith("DFlash"):
+            apply_seams(DFLASH_SEAMS)
         if any(type(module).__name__ == "RadixLinearAttention" for module in model.modules()):
             apply_seams(hybrid_seams())
         if "OMP_NUM_THREADS" not in os.environ:
@@ -137,8 +146,12 @@ def _register_attention_backend() -> None:
 
 
 def default_threads(ranks: int) -> int:
-    """Threads a rank may use so that all ranks together use each core once."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+    """Threads a rank computes with: its share of the cores, less one for the server's other processes.
+
+    A parallel region waits for its slowest thread, so a core that anything else uses costs more than it gives:
+    on two cores two threads were up to 40 times slower than one whenever another process ran.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks) - 1)
 
 
 def _cores_of_ranks(ranks: int) -> list[str]:

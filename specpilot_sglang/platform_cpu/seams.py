@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specpilot_sglang.platform_cpu import ops
+from specpilot_sglang.platform_cpu import ops, packed_linear
 from specpilot_sglang.platform_cpu.spec_sampling import chain_sampling_target_only
 
 
@@ -105,6 +105,30 @@ LOADED_SEAMS = (
         "sglang.srt.model_executor.model_runner:ModelRunner._extend_forward_kwargs",
         _keep_embeds_dtype,
         "stock rounds the drafter's input embeddings to BF16 under a float32 model",
+    ),
+    Seam(
+        "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod.apply",
+        packed_linear.unquantized_apply,
+        "speed: weights packed once for oneDNN",
+    ),
+    Seam(
+        "sglang.srt.layers.logits_processor:LogitsProcessor._compute_lm_head",
+        packed_linear.compute_lm_head,
+        "speed: the LM head is a fifth of a small model's bytes",
+    ),
+    Seam(
+        "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager._observe_weight_load",
+        packed_linear.renew_after_update,
+        "packed copies must follow a weight update",
+    ),
+)
+
+#: Applied with the above where a DFLASH drafter was asked for.
+DFLASH_SEAMS = (
+    Seam(
+        "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2._greedy_sample_from_vocab_parallel_head",
+        packed_linear.greedy_draft,
+        "speed: the drafter reads the same LM head",
     ),
 )
 
