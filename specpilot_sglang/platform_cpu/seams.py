@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
+from specpilot_sglang import SGLANG_VERSION
+from specpilot_sglang.errors import PatchDriftError
+from specpilot_sglang.patching.source import fingerprint
 from specpilot_sglang.platform_cpu import ops, packed_linear
+from specpilot_sglang.platform_cpu.known_sources import KNOWN_SOURCES
 from specpilot_sglang.platform_cpu.spec_sampling import chain_sampling_target_only
 
 
@@ -175,7 +179,11 @@ _applied: set[str] = set()
 
 
 def apply_seams(seams: tuple[Seam, ...]) -> None:
-    """Apply each seam once in this process, also where SGLang imported the stock object by name."""
+    """Apply each seam once in this process, also where SGLang imported the stock object by name.
+
+    Raises:
+        PatchDriftError: a replaced function's source is not the one the seam was written against.
+    """
     for seam in seams:
         if seam.target not in _applied:
             _apply(seam)
@@ -197,6 +205,7 @@ def _apply(seam: Seam) -> None:
         owner = getattr(owner, parent)
     own = name in vars(owner)
     stock = getattr(owner, name)
+    _check_source(seam.target, stock)
     replacement = seam.make(stock)
     shared = not parents and callable(stock)
     setattr(owner, name, replacement)
@@ -212,6 +221,22 @@ def _apply(seam: Seam) -> None:
             _rebind(name, replacement, stock)
 
     _undo.append(undo)
+
+
+def _check_source(target: str, stock: Any) -> None:
+    known = KNOWN_SOURCES.get(target)
+    if known is None:
+        return
+    try:
+        found = fingerprint(stock)
+    except (OSError, TypeError):  # no Python source at all
+        found = ""
+    if found != known:
+        raise PatchDriftError(
+            f"{target.partition(':')[2]} is not the one of SGLang {SGLANG_VERSION} that the CPU platform replaces",
+            where=target.partition(":")[0],
+            fix=f"pip install sglang=={SGLANG_VERSION}, or choose another platform with SGLANG_PLATFORM",
+        )
 
 
 def _rebind(name: str, old: Any, new: Any) -> None:

@@ -89,3 +89,26 @@ print("seams ok")
 def test_seams_apply_once_everywhere_and_undo(monkeypatch):
     done = subprocess.run([sys.executable, "-c", SEAMS], capture_output=True, text=True, check=False)
     assert "seams ok" in done.stdout, done.stderr[-3000:]
+
+
+DRIFT = """
+import inspect
+import sglang.srt.model_executor.model_runner
+from sglang.srt.mem_cache import allocation
+from specpilot_sglang.errors import PatchDriftError
+from specpilot_sglang.platform_cpu import seams
+seams.undo_seams()
+targets = {s.target for s in seams.WORKER_SEAMS + seams.LOADED_SEAMS + seams.DFLASH_SEAMS + seams.hybrid_seams()}
+assert set(seams.KNOWN_SOURCES) <= targets, "fingerprints of seams that no longer exist"
+def get_last_loc(*args): return None
+allocation.get_last_loc = get_last_loc
+try:
+    seams.apply_seams(seams.WORKER_SEAMS)
+except PatchDriftError as error:
+    print(error)
+"""
+
+
+def test_a_drifted_source_is_refused_by_name():
+    done = subprocess.run([sys.executable, "-c", DRIFT], capture_output=True, text=True, check=False)
+    assert "get_last_loc is not the one" in done.stdout, done.stderr[-3000:]
