@@ -1,33 +1,6 @@
 import json
-import sys
-from typing import NamedTuple
 
 import pytest
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def checks(self) -> dict:
-        return {check["name"]: check for check in json.loads(self.out)["checks"]}
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Runs `specpilot ARGS` in this process through the console script's own entry."""
-    from specpilot_sglang.cli.main import run
-
-    def call(*args: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["specpilot", *map(str, args)])
-        with pytest.raises(SystemExit) as exit_info:
-            run()
-        captured = capsys.readouterr()
-        return Result(int(exit_info.value.code or 0), captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture(autouse=True)

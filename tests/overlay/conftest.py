@@ -1,30 +1,7 @@
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys) -> Callable[..., Result]:
-    """Runs `specpilot ARGS` in this process through the console script's own entry."""
-    from specpilot_sglang.cli.main import run
-
-    def call(*args: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["specpilot", *map(str, args)])
-        with pytest.raises(SystemExit) as exit_info:
-            run()
-        captured = capsys.readouterr()
-        return Result(int(exit_info.value.code or 0), captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture
