@@ -22,6 +22,7 @@ from specpilot_sglang.eval.demo import preflight, provenance, report, runner
 from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome
 from specpilot_sglang.eval.demo.plan import Plan
 from specpilot_sglang.eval.presets import block_size
+from specpilot_sglang.eval.provenance import busy_warning, load_average, usable_cores
 
 _DEQUANTISED = "(BF16 weights dequantised from a 4-bit Q4_1 release)"
 
@@ -45,7 +46,7 @@ def demo(
 ) -> int:
     """Serve one model three ways, compare speed and answers, write a report. Exit 1 if the answers do not hold."""
     report.require_packages()
-    busy = provenance.busy_warning(provenance.load_average(), provenance.usable_cores())
+    busy = busy_warning(load_average(), usable_cores())
     if quick:
         prompts, max_new_tokens = 1, min(max_new_tokens, 32)
     with _ended_like_ctrl_c(), _Stages() as stages:
