@@ -72,7 +72,7 @@ def decode(matrix: W12Matrix) -> U16:
         a = matrix.a[r0:r1, c0:c1]
         low = _low_nibbles(matrix.b[r0:r1, c0 // 2 : -(-c1 // 2)], c1 - c0)
         part = _A_BITS[a]
-        part += matrix.base[r0:r1, None].astype(np.uint16) << 7
+        part += matrix.base[r0:r1, None].astype(np.uint16) << np.uint16(7)
         part |= low
         if matrix.zero_code:
             zero = ((a & 0x7F) | low) == 0
@@ -135,7 +135,7 @@ def _codes(part: U16, base: U8, zero_code: bool, b_out: U8) -> tuple[U8, np.ndar
     escaped = off >= WINDOW
     a = ((part >> 8) & 0x80).astype(np.uint8)
     sign = a.copy() if zero_code else a
-    a |= (off << 3) & 0x78
+    a |= (off << np.uint8(3)) & np.uint8(0x78)
     a |= ((part >> 4) & 7).astype(np.uint8)
     low = (part & 15).astype(np.uint8)
     if zero_code:
@@ -146,7 +146,7 @@ def _codes(part: U16, base: U8, zero_code: bool, b_out: U8) -> tuple[U8, np.ndar
     a[escaped] = 0
     low[escaped] = 0
     b_out[...] = low[:, 0::2]
-    b_out[:, : part.shape[1] // 2] |= low[:, 1::2] << 4
+    b_out[:, : part.shape[1] // 2] |= low[:, 1::2] << np.uint8(4)
     return a, escaped
 
 

@@ -102,13 +102,16 @@ def decode(tensor: W12Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     result = torch.empty((tensor.n, tensor.k), dtype=torch.bfloat16, device=tensor.a.device) if out is None else out
     bits = result.view(torch.int16)
     for r0, r1, c0, c1 in blocks(tensor.n, tensor.k):
-        a = tensor.a[r0:r1, c0:c1].int()
+        a = tensor.a[r0:r1, c0:c1].short()
         low = _low_nibbles(tensor.b[r0:r1, c0 // 2 : -(-c1 // 2)], c1 - c0)
-        sign = (a & 0x80) << 8
-        magnitude = ((a & 0x78) << 4) + (tensor.base[r0:r1, None].int() << 7) + ((a & 7) << 4) + low
+        magnitude = ((a & 0x7F) << 4).add_(low)
+        shift = tensor.base[r0:r1, None].short() << 7
         if tensor.zero_code:
-            magnitude *= ((a & 0x7F) | low) != 0
-        bits[r0:r1, c0:c1] = _to_int16(sign | magnitude)
+            magnitude = torch.where(magnitude == 0, magnitude, magnitude + shift)
+        else:
+            magnitude += shift
+        # -32768 is the sign bit alone: no shift into it, so no reliance on how an overflow wraps.
+        torch.add(magnitude, a >> 7, alpha=-32768, out=bits[r0:r1, c0:c1])
     bits[escape_rows(tensor), tensor.col] = tensor.val
     return result
 
@@ -132,13 +135,14 @@ def best_windows(bits: torch.Tensor) -> tuple[Windows, int]:
     choices: list[RowChoice] = []
     exponent = power = np.zeros((0, 256), np.int64)
     for r0, r1, c0, c1 in blocks(n, k):
-        part = bits[r0:r1, c0:c1].int()
-        index = ((part >> 7) & 0xFF) + (torch.arange(r1 - r0, device=bits.device, dtype=torch.int32) << 8)[:, None]
-        both = (
-            torch.bincount(values, minlength=(r1 - r0) << 8).cpu().numpy().reshape(-1, 256)
-            for values in (index.flatten(), index[(part & 0x7F) == 0])
-        )
-        first, second = both
+        part = bits[r0:r1, c0:c1]
+        # One histogram a row over the exponent and whether the mantissa is 0.
+        index = ((part >> 6) & 0x1FE).bitwise_or_((part & 0x7F) == 0).int()
+        index += (torch.arange(r1 - r0, device=bits.device, dtype=torch.int32) << 9)[:, None]
+        # 32 bits count a row's weights, and the choice below streams half as much memory as with 64.
+        both = torch.bincount(index.flatten(), minlength=(r1 - r0) << 9).int().cpu().numpy().reshape(-1, 256, 2)
+        second = both[:, :, 1]
+        first = both[:, :, 0] + second
         exponent, power = (first, second) if c0 == 0 else (exponent + first, power + second)
         if c1 == k:
             choices.append(row_choice(exponent, power, k))
@@ -153,21 +157,18 @@ def escape_rows(tensor: W12Tensor) -> torch.Tensor:
 
 def _codes(part: torch.Tensor, base: torch.Tensor, zero_code: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return plane A, the low nibbles and the mask of escapes of a block of int16 bit patterns."""
-    wide = part.int()
-    off = ((wide >> 7) & 0xFF) - base[:, None].int()
-    escaped = (off < 0) | (off >= WINDOW)
-    sign, low = (wide >> 8) & 0x80, wide & 15
-    code = (off << 3) | ((wide >> 4) & 7)
+    off = (part & 0x7FFF).sub_(base[:, None].short() << 7)  # 16 bits hold every difference: bases end at 240
+    escaped = (off < 0).logical_or_(off >= WINDOW << 7)
     if zero_code:
-        zero = (wide & 0x7FFF) == 0
-        escaped = (escaped | ((code | low) == 0)) & ~zero
-        code = code.masked_fill(zero, 0)
-    a = (sign | code).masked_fill(escaped, 0)
-    return a.to(torch.uint8), low.masked_fill(escaped, 0).to(torch.uint8), escaped
+        zero = (part & 0x7FFF) == 0
+        escaped = escaped.logical_or_(off == 0).logical_and_(~zero)
+        off.masked_fill_(zero, 0)
+    a = ((part >> 8) & 0x80).bitwise_or_(off >> 4).masked_fill_(escaped, 0)
+    return a.to(torch.uint8), off.bitwise_and_(15).masked_fill_(escaped, 0).to(torch.uint8), escaped
 
 
 def _low_nibbles(b: torch.Tensor, k: int) -> torch.Tensor:
-    return torch.stack((b & 15, b >> 4), dim=2).flatten(1)[:, :k].int()
+    return torch.stack((b & 15, b >> 4), dim=2).flatten(1)[:, :k].short()
 
 
 def _to_int16(bits: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specpilot_sglang.w12.spec import I64, MAX_BASE, U8, WINDOW, ZERO_CODE_GAIN, base_bits, stored_bytes
+from specpilot_sglang.w12.spec import MAX_BASE, U8, WINDOW, ZERO_CODE_GAIN, base_bits, stored_bytes
+
+#: Counts of weights, 32 or 64 bits wide.
+Counts = NDArray[np.signedinteger]
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,14 @@ class RowChoice:
     """
 
     plain: U8
-    plain_escapes: I64
+    plain_escapes: Counts
     coded: U8
-    coded_escapes: I64
-    zeros: I64
+    coded_escapes: Counts
+    zeros: Counts
     free: np.ndarray
 
 
-def row_choice(exponent: I64, power: I64, k: int) -> RowChoice:
+def row_choice(exponent: Counts, power: Counts, k: int) -> RowChoice:
     """Return the best windows of rows.
 
     Args:
@@ -79,14 +83,14 @@ def choose(choices: Sequence[RowChoice], n: int, k: int) -> tuple[Windows, int]:
     return Windows(coded if use_code else plain, use_code), zeros
 
 
-def _cover(exponent: I64) -> I64:
+def _cover(exponent: Counts) -> Counts:
     """Return [rows, 241]: how many weights the window at each base covers."""
-    total = np.zeros((exponent.shape[0], 257), np.int64)
+    total = np.zeros((exponent.shape[0], 257), exponent.dtype)
     np.cumsum(exponent, axis=1, out=total[:, 1:])
     return total[:, WINDOW:] - total[:, : MAX_BASE + 1]
 
 
-def _best(cover: I64, wanted: int | I64) -> tuple[U8, I64]:
+def _best(cover: Counts, wanted: int | Counts) -> tuple[U8, Counts]:
     """Return each row's base with the largest cover, ties to the higher base, and the escapes it leaves."""
     base = MAX_BASE - np.argmax(cover[:, ::-1], axis=1)
     return base.astype(np.uint8), wanted - cover.max(axis=1)
