@@ -51,7 +51,7 @@ class Plan:
     draft: Path
     overlay: str | None = None
     prompts: int = 4
-    max_new_tokens: int = 128
+    max_new_tokens: int = 96
     dtype: str = "bfloat16"
     suites: Sequence[str] = SUITES
     about_model: str = ""

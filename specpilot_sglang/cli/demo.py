@@ -37,7 +37,7 @@ def demo(
     draft: Annotated[Path | None, typer.Option(help="DFlash drafter's folder; the packaged one by default.")] = None,
     overlay: Annotated[str | None, typer.Option(help="Overlay name or path; the matching one by default.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Measured prompts a suite.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens an answer.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens an answer.")] = 96,
     dtype: Annotated[str, typer.Option(help="Data type of all servers.")] = "bfloat16",
     exact: Annotated[bool, typer.Option("--exact", help="Add a float32 pass that must match AR exactly.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One short prompt a suite.")] = False,
