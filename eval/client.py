@@ -95,6 +95,13 @@ class Client:
         except RequestFailedError:
             return None
 
+    def metrics(self) -> str | None:
+        """Return Prometheus' text from `/metrics`, or None on a server without `--enable-metrics`."""
+        try:
+            return self._request("GET", "/metrics/", follow_redirects=True).text
+        except RequestFailedError:
+            return None
+
     def flush_cache(self) -> None:
         """Empty the radix cache, waiting for running requests to end."""
         self._request("POST", "/flush_cache", params={"timeout": 30.0})

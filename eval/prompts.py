@@ -33,14 +33,21 @@ def load_tokenizer(model: Path | str) -> Any:
         ) from exc
 
 
-def encode(items: Sequence[Item], tokenizer: Any) -> list[Prompt]:
-    """Return the prompts of `items`: one user turn under the chat template, plain text if there is no template."""
-    return [Prompt(item.id, item.suite, _ids(item, tokenizer)) for item in items]
+def encode(items: Sequence[Item], tokenizer: Any, *, thinking: bool | None = None) -> list[Prompt]:
+    """Return the prompts of `items`: one user turn under the chat template, plain text if there is no template.
+
+    Args:
+        items: suite items.
+        tokenizer: the target's.
+        thinking: the template's `enable_thinking`; None leaves it to the template.
+    """
+    extra = {} if thinking is None else {"enable_thinking": thinking}
+    return [Prompt(item.id, item.suite, _ids(item, tokenizer, extra)) for item in items]
 
 
-def _ids(item: Item, tokenizer: Any) -> list[int]:
+def _ids(item: Item, tokenizer: Any, extra: dict[str, Any]) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer(item.text)["input_ids"])
     # Render first: the return type of a tokenising apply_chat_template differs between transformers releases.
-    text = tokenizer.apply_chat_template(item.messages, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(item.messages, add_generation_prompt=True, tokenize=False, **extra)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

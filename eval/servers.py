@@ -75,6 +75,11 @@ class Server:
         return [sys.executable, "-m", "sglang.launch_server", *self.args, *place]
 
     @property
+    def env(self) -> dict[str, str]:
+        """The environment the server is started with."""
+        return dict(self._env)
+
+    @property
     def pid(self) -> int:
         """Process id of the launcher, which is also its session's id."""
         if self._process is None:

@@ -2,46 +2,144 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from specpilot_sglang.eval import provenance
+from specpilot_sglang.eval.client import Client
+from specpilot_sglang.eval.load import command, output
+from specpilot_sglang.eval.load.client_source import client_problems
+from specpilot_sglang.eval.load.gpu import GpuWatch
+from specpilot_sglang.eval.load.guards import RunRefusedError, hits_grown
+from specpilot_sglang.eval.load.observe import Observation, observe, variables_that_matter
+from specpilot_sglang.eval.load.output import ClientOutput
+from specpilot_sglang.eval.load.process import run_client
 from specpilot_sglang.eval.load.results import LoadResult
+from specpilot_sglang.eval.load.workload import Workload, draw
+from specpilot_sglang.eval.parallel import run_all
+from specpilot_sglang.eval.prompts import encode, load_tokenizer
+from specpilot_sglang.eval.recording import greedy
 from specpilot_sglang.eval.servers import Server
-from specpilot_sglang.eval.suites import Item
+
+__all__ = ["RunRefusedError", "Workload", "draw", "run_load"]
+
+_WARM_UP_TOKENS = 32
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is asked of a server.
-
-    Attributes:
-        items: prompts in the order they are sent.
-        max_new_tokens: most tokens an answer.
-        concurrency: requests in flight.
-        seed: of the client and, at a temperature, of sampling.
-        ignore_eos: whether answers go on after the end token.
-        temperature: 0 is greedy.
-    """
-
-    items: tuple[Item, ...]
-    max_new_tokens: int
-    concurrency: int
-    seed: int = 0
-    ignore_eos: bool = False
-    temperature: float = 0.0
-
-
-def run_load(server: Server, workload: Workload, out: Path, *, recorded: bool = True) -> LoadResult:
+def run_load(
+    server: Server, workload: Workload, out: Path, *, recorded: bool = True, timeout_s: float = 3600.0
+) -> LoadResult:
     """Send `workload` to `server` through `python -m sglang.benchmark.serving` in a process of its own.
 
     Args:
         server: a started server.
         workload: what to send.
-        out: folder for the result, the client's own files and its log.
+        out: folder for `load.json` (the result), `dataset.jsonl`, `client.jsonl` and `client.log`.
         recorded: refuse the run, before and after it, when the server or the client is not what the result would
-            claim (see `guards`, `client_source`); False keeps the reasons in `environment` instead.
+            claim; False keeps the reasons in `environment["refused"]` instead.
+        timeout_s: how long the client may take.
 
     Raises:
-        SpecPilotError: refused, with the reasons; or the client failed.
+        RunRefusedError: a recorded run found a reason; what was measured is kept as `refused.json`.
+        SpecPilotError: the client failed, or the server went away.
     """
-    raise NotImplementedError
+    workload.check()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "client.jsonl").unlink(missing_ok=True)  # the client appends
+    tokenizer = load_tokenizer(server.client.model_info()["tokenizer_path"])
+    hashes, changed = client_problems()
+    _refuse("before", [*changed, *observe(server).problems], recorded, server.name)
+    warm_up(server.client, workload.concurrency)
+    command.write_dataset(workload, out / "dataset.jsonl")
+    before = observe(server)
+    line = _command(before.info, server.url, workload, out)
+    loads = [provenance.load_average()]
+    with GpuWatch() as gpus:
+        clock = run_client(line, command.client_environment(), out / "client.log", timeout_s)
+    loads.append(provenance.load_average())
+    after, seen = observe(server), output.read_output(out / "client.jsonl", workload)
+    counts = [len(tokenizer(s.text, add_special_tokens=False)["input_ids"]) for s in seen.samples]
+    sent = [p.ids for p in encode(workload.items, tokenizer, thinking=workload.thinking)]
+    problems = [
+        *dict.fromkeys([*changed, *client_problems()[1], *before.problems, *after.problems]),
+        *clock.problems(seen.duration_s),
+        *output.sample_problems(seen, workload),
+        *output.prompt_problems(seen, sent),
+        *output.token_problems(seen, counts),
+    ]
+    client = {"files_sha256": hashes, "wall_s": clock.wall_s, "window_s": clock.window_s}
+    environment = {
+        **_about(server, workload, before, after),
+        **{"gpu": gpus.summary(), "load_average": loads, "client": client, "refused": problems},
+        **{"cached_tokens": list(seen.cached_tokens), "text_tokens": counts},
+    }
+    result = _result(seen, workload, before, after, environment, line)
+    result.save(out / ("refused.json" if recorded and problems else "load.json"))
+    _refuse("after", problems, recorded, server.name)
+    return result
+
+
+def warm_up(client: Client, concurrency: int) -> None:
+    """Answer a few prompts of no suite at the concurrency of the run, then flush the cache."""
+    texts = [f"Warm-up {n}: list {n + 3} things that a library holds besides books." for n in range(concurrency)]
+    sampling = greedy(_WARM_UP_TOKENS, ignore_eos=True)
+    run_all(lambda text: client.generate(text=text, sampling=sampling), texts, concurrency)
+    client.flush_cache()
+
+
+def _command(info: dict[str, Any], url: str, workload: Workload, out: Path) -> tuple[str, ...]:
+    model = str(info["model_path"])
+    served = str(info.get("served_model_name") or model)
+    tokenizer = str(info.get("tokenizer_path") or model)
+    return tuple(command.command_line(url, model, served, tokenizer, workload, out.resolve()))
+
+
+def _about(server: Server, workload: Workload, before: Observation, after: Observation) -> dict[str, Any]:
+    return {
+        "provenance": provenance.collect(after.attestation, seed=workload.seed, workload=workload.about()),
+        "server": {"name": server.name, "command": server.command, "start_s": server.start_s},
+        "server_env": variables_that_matter(after.env),
+        "hits_grown": hits_grown(before.attestation, after.attestation),
+    }
+
+
+def _result(
+    seen: ClientOutput,
+    workload: Workload,
+    before: Observation,
+    after: Observation,
+    environment: dict[str, Any],
+    line: tuple[str, ...],
+) -> LoadResult:
+    steps, length, source = _acceptance(seen, before, after)
+    return LoadResult(
+        samples=seen.samples,
+        duration_s=seen.duration_s,
+        concurrency=workload.concurrency,
+        verify_steps=steps,
+        accept_length=length,
+        server_before=before.info,
+        server_after=after.info,
+        attestation_before=before.attestation,
+        attestation_after=after.attestation,
+        environment={**environment, "verify_steps_from": source},
+        command=line,
+    )
+
+
+def _acceptance(seen: ClientOutput, before: Observation, after: Observation) -> tuple[int | None, float | None, str]:
+    """Return verify steps, tokens a step (prefill's token left out) and where they come from."""
+    good = [s for s in seen.samples if not s.error]
+    tokens = sum(s.output_tokens for s in good) - len(good)
+    if after.verify_calls:
+        steps = after.verify_calls - (before.verify_calls or 0)
+        return (steps, tokens / steps, "counter") if steps > 0 else (None, None, "counter")
+    if seen.accept_length:
+        return round(tokens / seen.accept_length), seen.accept_length, "SGLang's running average"
+    return None, None, "none"
+
+
+def _refuse(when: str, reasons: Sequence[str], recorded: bool, name: str) -> None:
+    if recorded and reasons:
+        raise RunRefusedError(when, reasons, where=name)
