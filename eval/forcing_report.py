@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
+from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.forcing import Mismatch, Verdict
 from specpilot_sglang.eval.statistics import binomial_interval
 
@@ -83,4 +84,19 @@ class ForcingReport:
             "rate": self.rate if self.positions else None,
             "rate_interval_95": [low, high],
             "mismatches": [asdict(m) for m in self.mismatches],
+            "verdicts": [{**asdict(v), "mismatches": len(v.mismatches)} for v in self.verdicts],
         }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """Read what `to_json` gave; raise `SpecPilotError` when it is something else."""
+        try:
+            found = [Mismatch(**m) for m in row["mismatches"]]
+            verdicts = [
+                Verdict(**{**v, "mismatches": [m for m in found if m.request == v["request"]]}) for v in row["verdicts"]
+            ]
+            if any(len(v.mismatches) != w["mismatches"] for v, w in zip(verdicts, row["verdicts"], strict=True)):
+                raise ValueError("mismatches do not add up")
+            return cls(verdicts, float(row["excuse_margin"]))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise SpecPilotError(f"not a token forcing report ({exc!r})", fix="force the tokens again") from exc

@@ -16,9 +16,9 @@ from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.demo import preflight, report, runner
 from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome, attestation_problems, packed_bits
 from specpilot_sglang.eval.demo.plan import Plan
-from specpilot_sglang.eval.provenance import busy_warning
 from specpilot_sglang.eval.forcing import Mismatch, Verdict
 from specpilot_sglang.eval.forcing_report import ForcingReport
+from specpilot_sglang.eval.provenance import busy_warning
 from specpilot_sglang.eval.records import Request
 
 ATTESTATION = {
