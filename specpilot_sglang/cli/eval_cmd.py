@@ -31,7 +31,7 @@ class Mode(StrEnum):
 
 
 Server = Annotated[str, typer.Option(help="URL of a running server.")]
-Suites = Annotated[list[str], typer.Option("--suite", help=f"Any of {', '.join(suites.LOADERS)}; may be repeated.")]
+Suites = Annotated[list[str], typer.Option("--suite", help=f"Any of {', '.join(suites.SUITES)}; may be repeated.")]
 Limit = Annotated[int, typer.Option(min=1, help="Prompts a suite.")]
 Skip = Annotated[int, typer.Option(min=0, help="Prompts to leave out at a suite's start.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="Most tokens an answer.")]

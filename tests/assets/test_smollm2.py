@@ -82,7 +82,7 @@ def test_suites_hold_out_what_the_drafter_was_trained_on():
     gsm8k = suites.load("gsm8k")
     assert (len(gsm8k), gsm8k[0].id) == (319, "gsm8k/1000")
     assert [len(suites.load(name)) for name in ("humaneval", "mt-bench", "math")] == [164, 80, 311]
-    everything = [item.id for name in suites.LOADERS for item in suites.load(name)]
+    everything = [item.id for name in suites.PACKAGED for item in suites.load(name)]
     assert len(set(everything)) == len(everything)
     assert suites.load("humaneval", limit=1, skip=1)[0].id == "HumanEval/1"
 
