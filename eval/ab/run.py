@@ -1,0 +1,207 @@
+"""Runs blocks with real servers: crash-safe, resumable, infrastructure failures tried once more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.eval.ab.block import ArmRun, Block
+from specpilot_sglang.eval.ab.durable import sha256_of
+from specpilot_sglang.eval.ab.failures import Blame, CandidateFailedError, InfrastructureError, blame, reasons_of
+from specpilot_sglang.eval.ab.journal import Journal
+from specpilot_sglang.eval.ab.order import order
+from specpilot_sglang.eval.arms import Arm
+from specpilot_sglang.eval.load.run import Workload, run_load
+from specpilot_sglang.eval.servers import Server
+
+ATTEMPTS = 2
+
+#: Block index -> the prompts of both arms; blocks must share none.
+Prompts = Callable[[int], Workload]
+#: Takes further evidence on a running server after its load: (server, arm, block index, folder) -> JSON values.
+After = Callable[[Server, Arm, int, Path], Mapping[str, Any]]
+
+
+def _quiet(event: str, **facts: Any) -> None:
+    """Hear nothing."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared and how.
+
+    Attributes:
+        incumbent: the arm that is there; named before the candidate in every ratio.
+        candidate: the arm under test; for an A/A the same settings under another name.
+        prompts: workload of each block.
+        root: the journal's folder.
+        seed: of the order of arms.
+        about: further JSON values that identify the experiment, such as regime and host.
+        after: takes further evidence on each server after its load.
+        lock: file that is locked for the length of each block, so that one host runs one block at a time.
+        watch: called with an event's name and facts.
+    """
+
+    incumbent: Arm
+    candidate: Arm
+    prompts: Prompts
+    root: Path
+    seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    after: After | None = None
+    lock: Path | None = None
+    watch: Callable[..., None] = _quiet
+
+    def __post_init__(self) -> None:
+        if self.incumbent.name == self.candidate.name:
+            raise SpecPilotError("both arms have the same name", where=self.incumbent.name, fix="rename one")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a resumed experiment must have in common with the one that was started."""
+        arms = {"incumbent": self.incumbent.to_json(), "candidate": self.candidate.to_json()}
+        first = self.prompts(0).about()
+        return {**arms, "seed": self.seed, "first_block": first, "about": dict(self.about)}
+
+
+def run_blocks(experiment: Experiment, count: int) -> list[Block]:
+    """Return the first `count` blocks, those that are finished already included; see `iterate`."""
+    blocks = iterate(experiment)
+    return [next(blocks) for _ in range(count)]
+
+
+def iterate(experiment: Experiment) -> Iterator[Block]:
+    """Yield block after block without end: those in the journal first, then newly run ones.
+
+    A block is in the journal, on disk, before it is yielded. Stop asking when there is a decision.
+
+    Raises:
+        CandidateFailedError: now or before a restart, the candidate could not be measured by its own fault.
+        InfrastructureError: a block failed twice otherwise; start again to go on.
+        SpecPilotError: the folder holds another experiment, or another process runs it.
+    """
+    with Journal(experiment.root, experiment.identity) as journal:
+        _refuse_failed(journal)
+        done = journal.blocks()
+        yield from done
+        index = len(done)
+        while True:
+            yield _run_block(experiment, journal, index)
+            index += 1
+
+
+def _refuse_failed(journal: Journal) -> None:
+    for failure in journal.failures():
+        if failure.get("blame") == Blame.CANDIDATE:
+            raise _candidate_failed(failure, journal.root)
+
+
+def _run_block(experiment: Experiment, journal: Journal, index: int) -> Block:
+    """Run one block, twice at most, and put it into the journal."""
+    before: dict[str, Any] | None = None
+    earlier = sum(1 for f in journal.failures() if f.get("block") == index)
+    for attempt in range(earlier + 1, earlier + ATTEMPTS + 1):
+        arm = ""
+        try:
+            with _locked(experiment.lock):
+                for arm_or_block in _attempt(experiment, index, attempt):
+                    if isinstance(arm_or_block, Block):
+                        journal.add(arm_or_block)
+                        experiment.watch("block", block=arm_or_block)
+                        return arm_or_block
+                    arm = arm_or_block
+        except (SpecPilotError, OSError) as exc:
+            before = _record(experiment, journal, exc, index=index, attempt=attempt, arm=arm, before=before)
+    assert before is not None
+    raise InfrastructureError(
+        f"block {index} failed {ATTEMPTS} times, last: {before['reasons'][0]}",
+        where=journal.root / "failures.jsonl",
+        fix="repair it and start again: finished blocks are kept",
+    )
+
+
+def _record(
+    experiment: Experiment,
+    journal: Journal,
+    error: SpecPilotError | OSError,
+    *,
+    index: int,
+    attempt: int,
+    arm: str,
+    before: dict[str, Any] | None,
+) -> dict[str, Any]:
+    who = blame(
+        error,
+        candidate=arm == experiment.candidate.name,
+        before=Blame(before["blame"]) if before else None,
+        repeated=bool(before and before["arm"] == arm),
+    )
+    failure = {
+        **{"block": index, "attempt": attempt, "arm": arm, "blame": who.value, "kind": type(error).__name__},
+        **{"reasons": list(reasons_of(error)), "folder": _folder(index, attempt, arm), "time": time.time()},
+    }
+    journal.fail(**failure)
+    experiment.watch("failure", **failure)
+    if who is Blame.CANDIDATE:
+        raise _candidate_failed(failure, journal.root) from error
+    return failure
+
+
+def _candidate_failed(failure: Mapping[str, Any], root: Path) -> CandidateFailedError:
+    reasons = tuple(failure["reasons"])
+    return CandidateFailedError(
+        f"the candidate failed in block {failure['block']}: {'; '.join(reasons)}", reasons, where=str(root)
+    )
+
+
+def _attempt(experiment: Experiment, index: int, attempt: int) -> Iterator[str | Block]:
+    """Yield each arm's name before it starts, and the block at the end."""
+    workload, began = experiment.prompts(index), time.time()
+    arms = {arm.name: arm for arm in (experiment.incumbent, experiment.candidate)}
+    runs: dict[str, ArmRun] = {}
+    for position, name in enumerate(
+        order(index, experiment.incumbent.name, experiment.candidate.name, experiment.seed)
+    ):
+        yield name
+        experiment.watch("arm", block=index, arm=name, attempt=attempt)
+        runs[name] = _run_arm(experiment, arms[name], workload, index, attempt, position)
+    items = tuple(item.id for item in workload.items)
+    yield Block(index, runs, items, prompts_hash(workload), attempt, began, time.time(), experiment.root)
+
+
+def _run_arm(experiment: Experiment, arm: Arm, workload: Workload, index: int, attempt: int, position: int) -> ArmRun:
+    name = _folder(index, attempt, arm.name)
+    folder = experiment.root / name
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed attempt left
+    folder.mkdir(parents=True)
+    with arm.server(log=folder / "server.log") as server:
+        begin = time.monotonic()
+        run_load(server, workload, folder)
+        outside_s = time.monotonic() - begin
+        extra = dict(experiment.after(server, arm, index, folder)) if experiment.after else {}
+        command, start_s = tuple(server.command), server.start_s
+    file = folder / "load.json"
+    return ArmRun(arm.name, position, command, start_s, outside_s, f"{name}/load.json", sha256_of(file), extra)
+
+
+def prompts_hash(workload: Workload) -> str:
+    """Return a hash over the prompts' texts, in order."""
+    return hashlib.sha256(json.dumps([item.text for item in workload.items]).encode()).hexdigest()
+
+
+def _folder(index: int, attempt: int, arm: str) -> str:
+    return f"loads/{index:04d}-{attempt}-{arm}"
+
+
+def _locked(lock: Path | None) -> AbstractContextManager[Any]:
+    return nullcontext() if lock is None else FileLock(lock)

@@ -1,0 +1,161 @@
+"""False accepts and power of the real decision code, by simulation: `python -m specpilot_sglang.eval.ab.simulate`.
+
+Each simulated candidate gets its own simulated A/A, whose noise enters the rule as in production; blocks are fed
+to `rule.decide` one by one until it decides. All **simulated**: no server runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from specpilot_sglang.eval.ab.noise import Noise
+from specpilot_sglang.eval.ab.rule import Action, Rule, decide
+
+#: (generator, number of blocks) -> log ratios of that many blocks.
+Blocks = Callable[[Generator, int], "np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One kind of candidate on one kind of host.
+
+    Attributes:
+        name: what it is.
+        stock: draws A/A blocks of the host.
+        candidate: draws A/B blocks.
+        null: whether the candidate's true mean gain is zero.
+    """
+
+    name: str
+    stock: Blocks
+    candidate: Blocks
+    null: bool = True
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What became of a scenario's candidates: share accepted, its Monte Carlo standard error, blocks spent."""
+
+    scenario: str
+    null: bool
+    aa_blocks: int
+    candidates: int
+    accepted: float
+    accepted_error: float
+    confirmed: float
+    mean_blocks: float
+
+
+def normal(launch_sd: float, gain: float = 0.0) -> Blocks:
+    """Return blocks whose arms' log speeds each have standard deviation `launch_sd` a launch."""
+
+    def draw(rng: Generator, count: int) -> np.ndarray:
+        return gain + rng.normal(0, launch_sd, count) - rng.normal(0, launch_sd, count)
+
+    return draw
+
+
+def stalls(launch_sd: float, chance: float, size: float, *, both: bool) -> Blocks:
+    """Return blocks in which a launch loses an exponential share of mean `size` with probability `chance`.
+
+    With `both` the host stalls whichever arm runs. Otherwise only the candidate stalls, and is as much faster
+    in between as makes its mean gain zero: the left-skewed null that a t bound handles worst.
+    """
+
+    def lost(rng: Generator, count: int) -> np.ndarray:
+        return rng.binomial(1, chance, count) * rng.exponential(size, count)
+
+    def draw(rng: Generator, count: int) -> np.ndarray:
+        plain = normal(launch_sd)(rng, count)
+        return plain - lost(rng, count) + (lost(rng, count) if both else chance * size)
+
+    return draw
+
+
+def drifting(launch_sd: float, step_sd: float) -> Blocks:
+    """Return blocks of a host whose speed also walks by `step_sd` from launch to launch; pairs run in ABBA order."""
+
+    def draw(rng: Generator, count: int) -> np.ndarray:
+        walk = np.cumsum(rng.normal(0, step_sd, 2 * count)).reshape(count, 2)
+        order = np.where(np.arange(count) % 2, -1.0, 1.0)
+        return normal(launch_sd)(rng, count) + order * (walk[:, 1] - walk[:, 0])
+
+    return draw
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield the null candidates of the acceptance bars, harder ones, and true gains."""
+    for sd in (0.003, 0.01, 0.025):
+        yield Scenario(f"null, launch noise {sd:.1%}", normal(sd), normal(sd))
+    for sd, chance, size in ((0.003, 0.05, 0.2), (0.003, 0.2, 0.05), (0.01, 0.1, 0.1)):
+        label = f"launch noise {sd:.1%}, stalls of {size:.0%} in {chance:.0%} of launches"
+        either = stalls(sd, chance, size, both=True)
+        yield Scenario(f"null, {label}, either arm", either, either)
+        yield Scenario(f"null, {label}, candidate only", normal(sd), stalls(sd, chance, size, both=False))
+    walk = drifting(0.003, 0.005)
+    yield Scenario("null, launch noise 0.3%, host drifts 0.5% a launch", walk, walk)
+    gain = math.log(1.03)
+    for label, sd in (("block noise 1%", 0.01 / math.sqrt(2)), ("launch noise 0.3%", 0.003), ("launch noise 1%", 0.01)):
+        yield Scenario(f"true gain 3%, {label}", normal(sd), normal(sd, gain), null=False)
+
+
+def trial(draw: Blocks, noise: float, rule: Rule, rng: Generator) -> tuple[bool, int]:
+    """Run one candidate through the rule block by block; return whether it was accepted, and after how many."""
+    ratios = [float(value) for value in draw(rng, rule.max_blocks)]
+    for count in range(1, rule.max_blocks + 1):
+        decision = decide(ratios[:count], noise, rule)
+        if decision.action is not Action.CONTINUE:
+            return decision.action is Action.ACCEPT, decision.blocks
+    raise AssertionError("the rule did not decide at its last look")
+
+
+def rates(scenario: Scenario, candidates: int, aa_blocks: int, rule: Rule | None = None, seed: int = 0) -> Rates:
+    """Return what becomes of `candidates` independent candidates, each with an A/A of its own.
+
+    `confirmed` counts those that are accepted again on fresh blocks, as promotion demands.
+    """
+    rule, rng = rule or Rule(), np.random.default_rng(seed)
+    accepted = confirmed = blocks = 0
+    for _ in range(candidates):
+        noise = Noise(tuple(float(value) for value in scenario.stock(rng, aa_blocks))).value
+        yes, used = trial(scenario.candidate, noise, rule, rng)
+        accepted, blocks = accepted + yes, blocks + used
+        confirmed += yes and trial(scenario.candidate, noise, rule, rng)[0]
+    share = accepted / candidates
+    error = math.sqrt(max(share * (1 - share), 1 / candidates) / candidates)
+    return Rates(
+        scenario.name, scenario.null, aa_blocks, candidates, share, error, confirmed / candidates, blocks / candidates
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a Markdown table (or JSON) of all scenarios."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
+    parser.add_argument("--candidates", type=int, default=2000)
+    parser.add_argument("--aa-blocks", type=int, nargs="+", default=[8, 20])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(argv)
+    found = [rates(s, chosen.candidates, count, seed=chosen.seed) for s in scenarios() for count in chosen.aa_blocks]
+    out = sys.stdout
+    if chosen.json:
+        out.write(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        return 0
+    out.write("| simulated candidates | A/A blocks | accepted | confirmed on fresh blocks | blocks a trial |\n")
+    out.write("| --- | --- | --- | --- | --- |\n")
+    for row in found:
+        share = f"{row.accepted:.2%} ± {row.accepted_error:.2%}"
+        out.write(f"| {row.scenario} | {row.aa_blocks} | {share} | {row.confirmed:.2%} | {row.mean_blocks:.1f} |\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
