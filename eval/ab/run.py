@@ -7,17 +7,15 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.block import ArmRun, Block
 from specpilot_sglang.eval.ab.durable import sha256_of
 from specpilot_sglang.eval.ab.failures import Blame, CandidateFailedError, InfrastructureError, blame, reasons_of
+from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
 from specpilot_sglang.eval.arms import Arm
@@ -113,7 +111,7 @@ def _run_block(experiment: Experiment, journal: Journal, index: int) -> Block:
     for attempt in range(earlier + 1, earlier + ATTEMPTS + 1):
         arm = ""
         try:
-            with _locked(experiment.lock):
+            with host_lock(experiment.lock):
                 for arm_or_block in _attempt(experiment, index, attempt):
                     if isinstance(arm_or_block, Block):
                         journal.add(arm_or_block)
@@ -201,7 +199,3 @@ def prompts_hash(workload: Workload) -> str:
 
 def _folder(index: int, attempt: int, arm: str) -> str:
     return f"loads/{index:04d}-{attempt}-{arm}"
-
-
-def _locked(lock: Path | None) -> AbstractContextManager[Any]:
-    return nullcontext() if lock is None else FileLock(lock)
