@@ -93,7 +93,7 @@ def _from_hub(spec: SuiteSpec) -> tuple[list[dict[str, Any]], Origin]:
 
 
 def _load_dataset(hub: Hub) -> Iterable[Any]:
-    from datasets import load_dataset
+    from datasets import load_dataset  # type: ignore[import-untyped]
 
     if hub.file:
         local = Path(hub.repo) / hub.file
