@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from specpilot_sglang.eval import suites
+from specpilot_sglang.eval import scorers, suites
 
 #: Word for the model and drafter that the package can prepare by itself.
 PACKAGED = "smollm2"
@@ -118,6 +118,9 @@ class Config(_Strict):
         for name in dict.fromkeys(name for part in used for name in part):
             if "=" not in name and name not in suites.SUITES:
                 raise _error(f"unknown suite {name!r}", f"use one of {', '.join(suites.SUITES)}, or NAME=FILE.jsonl")
+        unscored = [name for name in (self.accuracy.suites if self.accuracy else ()) if name not in scorers.SCORERS]
+        if unscored:
+            raise _error(f"suite {unscored[0]!r} has no scorer", f"use one of {', '.join(scorers.SCORERS)}")
         return self
 
     def measured(self, deployment: Deployment) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 import psutil
 
-from specpilot_sglang.eval import suites
+from specpilot_sglang.eval import scorers, suites
 from specpilot_sglang.eval.demo.outcome import attestation_problems
 from specpilot_sglang.eval.load.results import LoadResult
 from specpilot_sglang.eval.load.run import Workload, run_load
-from specpilot_sglang.eval.nightly import accuracy
 from specpilot_sglang.eval.nightly.answers import Answers, forced, record_answers
 from specpilot_sglang.eval.nightly.block import BlockResult, LoadFigures, figures_of
 from specpilot_sglang.eval.nightly.config import Config
@@ -82,7 +81,9 @@ class ServerRunner:
         self.say("scored answers")
         items = suites.instructed(chosen(wanted.suites))
         workload = Workload(tuple(items), wanted.max_new_tokens, wanted.concurrency)
-        return accuracy.score(items, run_load(server, workload, folder / "accuracy").samples)
+        result = run_load(server, workload, folder / "accuracy")
+        scores = scorers.score_all(items, {s.id: s.text for s in result.good})
+        return {suite: {s.id: s.correct for s in scores if s.suite == suite} for suite in wanted.suites}
 
     def _answers(self, server: Server, spec: BlockSpec, folder: Path) -> Answers:
         wanted = spec.config.forcing

@@ -105,9 +105,10 @@ def history(lines: Sequence[Line], *, label: str, ticks: Sequence[str]) -> bytes
         axis.set_xticks(range(0, len(ticks), step), ticks[::step])
         axis.set_xlim(-0.6, max(len(ticks) - 0.4, 0.6))
         axis.set_ylabel(label)
-        axis.legend(fontsize=9, frameon=False)
+        # Above the axes: inside, it would hide some line on some night.
+        axis.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
-    return _svg(draw)
+    return _svg(draw, height=3.0 + 0.2 * math.ceil(len(lines) / 2))
 
 
 def _svg(draw: Callable[[Any], None], *, height: float = 3.2) -> bytes:
