@@ -18,8 +18,10 @@ from specpilot_sglang.eval.processes import die_with_parent, family, kill_all, u
 _BEGIN, _END = "Starting main benchmark run", "Serving Benchmark Result"
 #: Seconds the client sleeps between flush and first request.
 CLIENT_SLEEP_S = 1.0
-#: Seconds that flush, counting tokens and a busy machine may add to the window seen from outside.
-_SLACK_S, _SLACK_SHARE = 1.0, 0.02
+#: What flush and a busy machine may add to the window seen from outside, in seconds and as a share.
+_SLACK_S, _SLACK_SHARE = 0.75, 0.01
+#: Seconds in which the client counts the tokens of one chunk of text, after its clock has stopped.
+_COUNTING_S = 2e-4
 #: Seconds by which two readings of the same clock by two processes may differ.
 _EARLY_S = 0.1
 
@@ -37,12 +39,17 @@ class OutsideClock:
     wall_s: float
     window_s: float | None
 
-    def problems(self, claimed_s: float) -> list[str]:
-        """Return why the client's own duration cannot be true; empty when it can."""
+    def problems(self, claimed_s: float, chunks: int = 0) -> list[str]:
+        """Return why the client's own duration cannot be true; empty when it can.
+
+        Args:
+            claimed_s: duration by the client's clock.
+            chunks: pieces of text it received.
+        """
         if self.window_s is None:
             return ["the client did not print when its timed run began and ended"]
         most, least = self.window_s - CLIENT_SLEEP_S + _EARLY_S, self.window_s - CLIENT_SLEEP_S
-        least -= _SLACK_S + _SLACK_SHARE * self.window_s
+        least -= _SLACK_S + _SLACK_SHARE * self.window_s + _COUNTING_S * chunks
         if least <= claimed_s <= most:
             return []
         seen = f"between {max(0.0, least):.2f} and {most:.2f} s by our clock"

@@ -63,7 +63,7 @@ def run_load(
     sent = [p.ids for p in encode(workload.items, tokenizer, thinking=workload.thinking)]
     problems = [
         *dict.fromkeys([*changed, *client_problems()[1], *before.problems, *after.problems]),
-        *clock.problems(seen.duration_s),
+        *clock.problems(seen.duration_s, sum(len(s.itl_s) + 1 for s in seen.samples)),
         *output.sample_problems(seen, workload),
         *output.prompt_problems(seen, sent),
         *output.token_problems(seen, counts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class Workload:
         ignore_eos: whether answers go on after the end token.
         temperature: 0 is greedy.
         thinking: the chat template's `enable_thinking`; None leaves it to the template.
+        origins: where the prompts were read from, for provenance.
     """
 
     items: tuple[Item, ...]
@@ -34,6 +35,7 @@ class Workload:
     ignore_eos: bool = False
     temperature: float = 0.0
     thinking: bool | None = None
+    origins: tuple[Mapping[str, Any], ...] = ()
 
     def check(self) -> None:
         """Raise `SpecPilotError` unless the workload can be measured: no repeats, which caches would answer."""
@@ -51,7 +53,8 @@ class Workload:
         texts = json.dumps([[i.id, i.text] for i in self.items], ensure_ascii=True)
         suites = sorted({i.suite for i in self.items})
         settings = {name: getattr(self, name) for name in _SETTINGS}
-        return {"requests": len(self.items), "suites": suites, **settings, "prompts_sha256": _sha256(texts)}
+        about = {"requests": len(self.items), "suites": suites, **settings, "prompts_sha256": _sha256(texts)}
+        return {**about, "origins": [dict(origin) for origin in self.origins]}
 
 
 _SETTINGS = ("max_new_tokens", "concurrency", "seed", "ignore_eos", "temperature", "thinking")
