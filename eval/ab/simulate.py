@@ -1,7 +1,7 @@
 """False accepts and power of the real decision code, by simulation: `python -m specpilot_sglang.eval.ab.simulate`.
 
 Each simulated candidate gets its own simulated A/A, whose noise enters the rule as in production; blocks are fed
-to `rule.decide` one by one until it decides. All **simulated**: no server runs.
+to `rule.decide`. All **simulated**: no server runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class Scenario:
         name: what it is.
         stock: draws A/A blocks of the host.
         candidate: draws A/B blocks.
-        null: whether the candidate's true mean gain is zero.
+        null: whether the candidate's true mean gain is at most what the rule asks for.
+        rule: the rule, None for the default one.
     """
 
     name: str
     stock: Blocks
     candidate: Blocks
     null: bool = True
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -95,26 +97,33 @@ def scenarios() -> Iterator[Scenario]:
     """Yield the null candidates of the acceptance bars, harder ones, and true gains."""
     for sd in (0.003, 0.01, 0.025):
         yield Scenario(f"null, launch noise {sd:.1%}", normal(sd), normal(sd))
-    for sd, chance, size in ((0.003, 0.05, 0.2), (0.003, 0.2, 0.05), (0.01, 0.1, 0.1)):
+    for sd, chance, size in ((0.003, 0.05, 0.2), (0.01, 0.1, 0.1), (0.003, 0.1, 0.2)):
         label = f"launch noise {sd:.1%}, stalls of {size:.0%} in {chance:.0%} of launches"
         either = stalls(sd, chance, size, both=True)
         yield Scenario(f"null, {label}, either arm", either, either)
         yield Scenario(f"null, {label}, candidate only", normal(sd), stalls(sd, chance, size, both=False))
     walk = drifting(0.003, 0.005)
     yield Scenario("null, launch noise 0.3%, host drifts 0.5% a launch", walk, walk)
+    biased = normal(0.003, 0.01)
+    yield Scenario("null, launch noise 0.3%, second arm always 1% faster", biased, biased)
+    edge = Rule(noise_factor=0)
+    yield Scenario(
+        "gain at the threshold itself, launch noise 1%", normal(0.01), normal(0.01, edge.threshold(0)), rule=edge
+    )
     gain = math.log(1.03)
     for label, sd in (("block noise 1%", 0.01 / math.sqrt(2)), ("launch noise 0.3%", 0.003), ("launch noise 1%", 0.01)):
         yield Scenario(f"true gain 3%, {label}", normal(sd), normal(sd, gain), null=False)
 
 
 def trial(draw: Blocks, noise: float, rule: Rule, rng: Generator) -> tuple[bool, int]:
-    """Run one candidate through the rule block by block; return whether it was accepted, and after how many."""
-    ratios = [float(value) for value in draw(rng, rule.max_blocks)]
-    for count in range(1, rule.max_blocks + 1):
-        decision = decide(ratios[:count], noise, rule)
-        if decision.action is not Action.CONTINUE:
-            return decision.action is Action.ACCEPT, decision.blocks
-    raise AssertionError("the rule did not decide at its last look")
+    """Run one candidate through the rule; return whether it was accepted, and after how many blocks.
+
+    One call with all blocks decides as calls after each block would: `decide` stops at the first that does.
+    """
+    decision = decide([float(value) for value in draw(rng, rule.max_blocks)], noise, rule)
+    if decision.action is Action.CONTINUE:
+        raise AssertionError("the rule did not decide at its last look")
+    return decision.action is Action.ACCEPT, decision.blocks
 
 
 def rates(scenario: Scenario, candidates: int, aa_blocks: int, rule: Rule | None = None, seed: int = 0) -> Rates:
@@ -122,7 +131,7 @@ def rates(scenario: Scenario, candidates: int, aa_blocks: int, rule: Rule | None
 
     `confirmed` counts those that are accepted again on fresh blocks, as promotion demands.
     """
-    rule, rng = rule or Rule(), np.random.default_rng(seed)
+    rule, rng = rule or scenario.rule or Rule(), np.random.default_rng(seed)
     accepted = confirmed = blocks = 0
     for _ in range(candidates):
         noise = Noise(tuple(float(value) for value in scenario.stock(rng, aa_blocks))).value
@@ -140,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print a Markdown table (or JSON) of all scenarios."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--candidates", type=int, default=2000)
-    parser.add_argument("--aa-blocks", type=int, nargs="+", default=[8, 20])
+    parser.add_argument("--aa-blocks", type=int, nargs="+", default=[8, 20, 40])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(argv)
