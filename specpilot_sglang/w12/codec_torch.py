@@ -59,12 +59,13 @@ def require_bf16_matrix(weight: torch.Tensor) -> None:
         )
 
 
-def encode(weight: torch.Tensor, windows: Windows | None = None) -> W12Tensor:
+def encode(weight: torch.Tensor, windows: Windows | None = None, zero_code: bool | None = None) -> W12Tensor:
     """Encode a BF16 matrix on its device.
 
     Args:
         weight: [N, K] bfloat16; any strides, any storage offset, not meta.
         windows: bases to use instead of the best ones.
+        zero_code: have the zero code or not; None chooses the smaller result.
 
     Raises:
         W12Error: not a materialised BF16 matrix.
@@ -72,7 +73,7 @@ def encode(weight: torch.Tensor, windows: Windows | None = None) -> W12Tensor:
     require_bf16_matrix(weight)
     bits = weight.detach().view(torch.int16)
     n, k = bits.shape
-    best, zeros = best_windows(bits)
+    best, zeros = best_windows(bits, zero_code)
     chosen = windows if windows is not None else best
     base = torch.from_numpy(chosen.base).to(bits.device)
     a = torch.zeros((n, k), dtype=torch.uint8, device=bits.device)
@@ -129,7 +130,7 @@ def nested8_decode(tensor: W12Tensor) -> torch.Tensor:
     return bits.view(torch.bfloat16)
 
 
-def best_windows(bits: torch.Tensor) -> tuple[Windows, int]:
+def best_windows(bits: torch.Tensor, zero_code: bool | None = None) -> tuple[Windows, int]:
     """Return the best windows of [N, K] int16 bit patterns, and how many of them are +-0.0."""
     n, k = bits.shape
     choices: list[RowChoice] = []
@@ -146,7 +147,7 @@ def best_windows(bits: torch.Tensor) -> tuple[Windows, int]:
         exponent, power = (first, second) if c0 == 0 else (exponent + first, power + second)
         if c1 == k:
             choices.append(row_choice(exponent, power, k))
-    return choose(choices, n, k)
+    return choose(choices, n, k, zero_code)
 
 
 def escape_rows(tensor: W12Tensor) -> torch.Tensor:

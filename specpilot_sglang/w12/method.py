@@ -1,9 +1,9 @@
-"""SGLang's quantization method `w12`.
+"""SGLang's quantization method `w12`: the configuration, and layers that decode at load.
 
-Layers hold plain BF16 (or, under `--dtype float32`, its exact FP32 widening) and SGLang's own loaders fill them.
-After loading, each layer's weight makes the round trip through W12 on its device: encoded, decoded, compared bit
-for bit. The layer then serves the decoded weight, so its outputs are stock's; the planes are not kept, because
-without a kernel that reads them they would only add memory.
+On CUDA `kernel_method` keeps weights packed. Here, without a kernel, layers hold plain BF16 (or, under `--dtype
+float32`, its exact FP32 widening) and SGLang's own loaders fill them. After loading, each layer's weight makes the
+round trip through W12: encoded, decoded, compared bit for bit. The layer then serves the decoded weight, so its
+outputs are stock's; the planes are not kept, because without a kernel that reads them they would only add memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.w12 import codec_torch
+from specpilot_sglang.w12.guards import refuse_unsupported, server_setting
+from specpilot_sglang.w12.kernel import FusedKernel, KernelBackend
 from specpilot_sglang.w12.spec import DEFAULT_MAX_BITS, FORMAT_VERSION, base_bits, stored_bytes
 from specpilot_sglang.w12.stats import STATS, LayerRecord
 
-#: `--load-format` values whose tensors pass through the decoder, or that load no checkpoint tensors at all.
-_LOAD_FORMATS = {"auto", "safetensors", "fastsafetensors", "instanttensor", "layered", "presharded", "dummy"}
 #: What fused modules are made of in checkpoints, so that an exclusion may name either.
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -33,11 +33,14 @@ class W12Config(QuantizationConfig):
 
     max_bits: float = DEFAULT_MAX_BITS
     exclude: tuple[str, ...] = ()
+    #: Reads packed weights on any device; None: the fused kernel on CUDA, decoding at load elsewhere.
+    backend: KernelBackend | None = None
 
     def __init__(self, packed: bool = False) -> None:
         super().__init__()
         self.packed = packed
-        _refuse_unsupported(packed)
+        # SGLang builds the configuration before it enters the device's context.
+        refuse_unsupported(packed, self.backend is not None or server_setting("device") == "cuda")
 
     @classmethod
     def get_name(cls) -> str:
@@ -76,12 +79,26 @@ class W12Config(QuantizationConfig):
         return made
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return W12's method for linear layers; embeddings, LM heads and experts keep SGLang's own BF16 method."""
-        from sglang.srt.layers.linear import LinearBase
+        """Return W12's method for linear layers, and for LM heads that a kernel reads.
 
-        if not isinstance(layer, LinearBase):
-            return None
-        return W12LinearMethod(self, prefix)
+        Embeddings and experts keep SGLang's own BF16 method, and so does a head that is the embedding itself.
+        """
+        from sglang.srt.layers.linear import LinearBase
+        from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+
+        backend = self.kernel()
+        if backend is not None and isinstance(layer, LinearBase | ParallelLMHead):
+            from specpilot_sglang.w12.kernel_method import W12KernelMethod
+
+            return W12KernelMethod(self, prefix, backend)
+        return W12LinearMethod(self, prefix) if isinstance(layer, LinearBase) else None
+
+    @classmethod
+    def kernel(cls) -> KernelBackend | None:
+        """Return the kernel that reads packed weights on the device that models are being built on, None for none."""
+        if cls.backend is not None:
+            return cls.backend
+        return FusedKernel() if torch.get_default_device().type == "cuda" else None
 
     def get_scaled_act_names(self) -> list[str]:
         """No activation is scaled."""
@@ -107,7 +124,7 @@ class W12LinearMethod(UnquantizedLinearMethod):
         Raises:
             W12Error: packed checkpoint whose tensors nobody decoded, or a decode that is not bit-identical.
         """
-        if self.config.packed and STATS.decoded == 0 and _server_setting("load_format") != "dummy":
+        if self.config.packed and STATS.decoded == 0 and server_setting("load_format") != "dummy":
             raise W12Error(
                 "the packed checkpoint's tensors were not decoded while loading",
                 where=self.prefix,
@@ -149,30 +166,3 @@ def _as_bf16(weight: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 def _kept(weight: torch.Tensor, reason: str) -> LayerRecord:
     return LayerRecord(weight.numel(), weight.numel() * weight.element_size(), 0, 0, False, reason)
-
-
-def _refuse_unsupported(packed: bool) -> None:
-    """Raise `W12Error` for server settings that W12 does not serve."""
-    if _server_setting("enable_lora") or _server_setting("lora_paths"):
-        raise W12Error(
-            "W12 weights cannot take LoRA adapters", where="--quantization w12", fix="drop the LoRA flags or w12"
-        )
-    load_format = _server_setting("load_format")
-    name = getattr(load_format, "value", load_format)
-    if packed and name is not None and name not in _LOAD_FORMATS:
-        raise W12Error(
-            f"a W12 checkpoint cannot be loaded with --load-format {name}",
-            where="--load-format",
-            fix=f"use one of {', '.join(sorted(_LOAD_FORMATS))}",
-        )
-
-
-def _server_setting(name: str) -> Any:
-    """Return a server argument, or None outside a server."""
-    from sglang.srt.runtime_context import get_server_args
-
-    try:
-        server_args = get_server_args()
-    except ValueError:
-        return None
-    return getattr(server_args, name, None)

@@ -8,7 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One linear layer of this rank: `reason` says why it was kept as it is, empty when it was packed."""
+    """One linear layer of this rank.
+
+    Attributes:
+        weights, stored_bytes, escapes, zeros, zero_code: of the encoded weight.
+        reason: why the layer was kept BF16, empty when it was packed.
+        kernel: the GEMM kernel that reads the packed weight; empty when the weight is decoded and served as BF16.
+    """
 
     weights: int
     stored_bytes: int
@@ -16,6 +22,7 @@ class LayerRecord:
     zeros: int
     zero_code: bool
     reason: str = ""
+    kernel: str = ""
 
     @property
     def bits_per_weight(self) -> float:
@@ -46,6 +53,9 @@ class LoadStats:
             "escapes": sum(r.escapes for r in packed),
             "zeros": sum(r.zeros for r in packed),
             "kept": {name: r.reason for name, r in self.layers.items() if r.reason},
+            "kept_weights": sum(r.weights for r in self.layers.values() if r.reason),
+            "kernel_layers": sum(bool(r.kernel) for r in packed),
+            "kernel_weights": sum(r.weights for r in packed if r.kernel),
             "checkpoint_tensors_decoded": self.decoded,
         }
 

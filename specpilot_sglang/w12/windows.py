@@ -59,19 +59,19 @@ def row_choice(exponent: Counts, power: Counts, k: int) -> RowChoice:
     return RowChoice(plain, plain_escapes, coded, coded_escapes, zeros, cover.max(axis=1) == 0)
 
 
-def choose(choices: Sequence[RowChoice], n: int, k: int) -> tuple[Windows, int]:
+def choose(choices: Sequence[RowChoice], n: int, k: int, zero_code: bool | None = None) -> tuple[Windows, int]:
     """Return the windows of a matrix, given those of its row blocks in order, and its number of zeros.
 
     The zero code is taken when it makes the stored matrix smaller by more than `ZERO_CODE_GAIN`
-    bits per weight.
+    bits per weight, or as `zero_code` says: captured graphs hold one decoder for a weight that changes.
     """
     if not choices:
-        return Windows(np.zeros(n, np.uint8), False), 0
+        return Windows(np.zeros(n, np.uint8), bool(zero_code)), 0
     plain, coded, free = (np.concatenate([getattr(c, f) for c in choices]) for f in ("plain", "coded", "free"))
     zeros, plain_escapes, coded_escapes = (
         sum(int(getattr(c, f).sum()) for c in choices) for f in ("zeros", "plain_escapes", "coded_escapes")
     )
-    if not zeros:
+    if not zeros and not zero_code:
         return Windows(plain, False), 0
     # A row of zeros alone is coded by any base: the highest one in use keeps the bases close together.
     if free.any() and not free.all():
@@ -79,7 +79,7 @@ def choose(choices: Sequence[RowChoice], n: int, k: int) -> tuple[Windows, int]:
     saved = stored_bytes(n, k, plain_escapes, base_bits(plain), 2) - stored_bytes(
         n, k, coded_escapes, base_bits(coded), 2
     )
-    use_code = 8 * saved > ZERO_CODE_GAIN * n * k
+    use_code = 8 * saved > ZERO_CODE_GAIN * n * k if zero_code is None else zero_code
     return Windows(coded if use_code else plain, use_code), zeros
 
 

@@ -1,6 +1,7 @@
 """One tensor-parallel rank that loads models as SGLang's scheduler does, and prints what it got as JSON lines.
 
-Usage: load_worker.py RANK SIZE PORT CASES, where CASES is a JSON list of {label, path, args, update, reset}.
+Usage: load_worker.py RANK SIZE PORT CASES, where CASES is a JSON list of {label, path, args, register, update, kernel};
+with `kernel`, weights stay packed for the emulated kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 
 import torch
+from emulated import TorchKernel
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -21,6 +23,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 
 from specpilot_sglang.w12 import quant_method
+from specpilot_sglang.w12.placeholder import PackedParameter
 from specpilot_sglang.w12.stats import STATS
 
 
@@ -57,21 +60,32 @@ def update(model: torch.nn.Module, model_config: ModelConfig, path: str) -> None
 def digests(model: torch.nn.Module) -> dict[str, str]:
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        tensor = tensor.resident.dense() if isinstance(tensor, PackedParameter) else tensor
         raw = tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         found[name] = f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(raw).hexdigest()}"
     return found
+
+
+def pointers(model: torch.nn.Module) -> dict[str, object]:
+    return {
+        n: p.resident.packed.pointers() if isinstance(p, PackedParameter) else p.data_ptr()
+        for n, p in model.named_parameters()
+    }
 
 
 def run(case: dict, rank: int, size: int, port: int) -> dict:
     STATS.layers.clear()
     STATS.decoded = 0
     quant_method.register(**case.get("register", {}))
+    from specpilot_sglang.w12.method import W12Config
+
+    W12Config.backend = TorchKernel() if case.get("kernel") else None
     try:
         model, model_config = load(case, rank, size, port)
-        pointers = {n: p.data_ptr() for n, p in model.named_parameters()}
+        before = pointers(model)
         if "update" in case:
             update(model, model_config, case["update"])
-        same = pointers == {n: p.data_ptr() for n, p in model.named_parameters()}
+        same = before == pointers(model)
     except Exception as exc:
         return {"label": case["label"], "error": f"{type(exc).__name__}: {exc}"}
     methods = {n: type(m.quant_method).__name__ for n, m in model.named_modules() if hasattr(m, "quant_method")}

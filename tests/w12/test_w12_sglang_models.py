@@ -68,6 +68,14 @@ def loaded(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]])
             {"label": f"{name} bf16", "path": str(plain)},
             {"label": f"{name} packed", "path": str(packed), "register": settings},
             {"label": f"{name} online", "path": str(plain), "args": online, "register": settings},
+            {"label": f"{name} kernel", "path": str(packed), "register": settings, "kernel": True},
+            {
+                "label": f"{name} kernel online",
+                "path": str(plain),
+                "args": online,
+                "register": settings,
+                "kernel": True,
+            },
             {"label": f"{name} fp32", "path": str(plain), "args": {"dtype": "float32"}},
             {"label": f"{name} packed fp32", "path": str(packed), "args": {"dtype": "float32"}, "register": settings},
         ]
@@ -76,6 +84,7 @@ def loaded(request: pytest.FixtureRequest, models: dict[str, tuple[Path, Path]])
     cases += [
         {"label": "update", "path": packed, "update": packed, "register": settings},
         {"label": "update online", "path": other, "args": online, "update": other_packed},
+        {"label": "update kernel", "path": other_packed, "update": other, "register": settings, "kernel": True},
         {
             "label": "excluded",
             "path": llama,
@@ -110,6 +119,22 @@ def test_b11_b12_b13_every_parameter_is_bit_identical(loaded: list[dict[str, dic
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["kernel", "kernel online"])
+def test_b11_b12_b13_packed_parameters_hold_every_bit(loaded: list[dict[str, dict]], name: str, kind: str) -> None:
+    for rank in loaded:
+        expected, found = rank[f"{name} bf16"], rank[f"{name} {kind}"]
+        assert "error" not in found, found
+        assert found["weights"] == expected["weights"]
+        linear = [n for n, method in found["methods"].items() if method == "W12KernelMethod"]
+        assert ("lm_head" in linear) == (name != "llama-tied")
+        report = found["report"]
+        assert report["kernel_layers"] == report["tensors_packed"] == len(linear)
+        assert {n.rpartition(".")[2] for n in report["kept"]} <= {
+            "in_proj_ba"
+        }  # 8 rows: its header costs a bit a weight
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_float32_serving_widens_the_same_bits(loaded: list[dict[str, dict]], name: str) -> None:
     for rank in loaded:
         found = rank[f"{name} packed fp32"]
@@ -134,7 +159,8 @@ def test_b11_embedding_and_tied_head_keep_their_method(loaded: list[dict[str, di
 
 def test_b10_reload_keeps_storage_and_gives_the_new_weights(loaded: list[dict[str, dict]]) -> None:
     for rank in loaded:
-        for label, name in (("update", "llama-tied"), ("update online", "qwen2-untied")):
+        updates = (("update", "llama-tied"), ("update online", "qwen2-untied"), ("update kernel", "qwen2-untied"))
+        for label, name in updates:
             assert "error" not in rank[label], rank[label]
             assert rank[label]["pointers_kept"]
             assert rank[label]["weights"] == rank[f"{name} bf16"]["weights"]
