@@ -1,0 +1,53 @@
+"""Questions to a server after its timed load: does it answer a repeated prompt, or an emptied cache, out of memory?
+
+Run as `Experiment.after` on both arms; what they saw is kept in the block and judged later.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from typing import Any
+
+from specpilot_sglang.eval.client import Client
+
+#: Tokens an answer of a probe; enough that decoding, not the HTTP call, is what takes the time.
+_TOKENS = 32
+_PROMPTS = 3
+_SAMPLING = {"temperature": 0.0, "max_new_tokens": _TOKENS, "ignore_eos": True}
+
+
+def probe(client: Client) -> dict[str, Any]:
+    """Ask new prompts, empty the cache, ask them again; return times in seconds and cache hits in tokens.
+
+    The prompts hold random words, so that no server has seen them. An honest server takes about as long the second
+    time and reports no cached tokens; answers from a store come at once, whatever the server reports.
+    """
+    texts = [_text() for _ in range(_PROMPTS)]
+    client.flush_cache()
+    first = [_ask(client, text) for text in texts]
+    client.flush_cache()
+    again = [_ask(client, text) for text in texts]
+    return {
+        "first_s": statistics.median(row["s"] for row in first),
+        "again_s": statistics.median(row["s"] for row in again),
+        "cached_first": max(row["cached"] for row in first),
+        "cached_again": max(row["cached"] for row in again),
+        "tokens": min(row["tokens"] for row in [*first, *again]),
+        "same": [row["ids"] for row in first] == [row["ids"] for row in again],
+    }
+
+
+def _ask(client: Client, text: str) -> dict[str, Any]:
+    begin = time.monotonic()
+    answer = client.generate(text=text, sampling=_SAMPLING)
+    took = time.monotonic() - begin
+    cached = int(answer.meta.get("cached_tokens") or 0)
+    return {"s": took, "cached": cached, "tokens": len(answer.output_ids), "ids": answer.output_ids}
+
+
+def _text() -> str:
+    # The random part comes first: a shared beginning would be a true cache hit between the prompts.
+    words = [secrets.token_hex(2) for _ in range(6)]
+    return f"{' '.join(words)}: write a short story in which these code words are the names of ships."
