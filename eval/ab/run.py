@@ -19,6 +19,7 @@ from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
 from specpilot_sglang.eval.arms import Arm
+from specpilot_sglang.eval.load.results import LoadResult
 from specpilot_sglang.eval.load.run import Workload, run_load
 from specpilot_sglang.eval.servers import Server
 
@@ -28,6 +29,17 @@ ATTEMPTS = 2
 Prompts = Callable[[int], Workload]
 #: Takes further evidence on a running server after its load: (server, arm, block index, folder) -> JSON values.
 After = Callable[[Server, Arm, int, Path], Mapping[str, Any]]
+
+
+#: (arm, log file) -> the arm's server.
+Launch = Callable[[Arm, Path], Server]
+#: (server, workload, folder) -> what was measured.
+Load = Callable[[Server, Workload, Path], LoadResult]
+
+
+def launch_here(arm: Arm, log: Path) -> Server:
+    """Return the arm's server on this host."""
+    return arm.server(log=log)
 
 
 def _quiet(event: str, **facts: Any) -> None:
@@ -48,6 +60,8 @@ class Experiment:
         after: takes further evidence on each server after its load.
         lock: file that is locked for the length of each block, so that one host runs one block at a time.
         watch: called with an event's name and facts.
+        launch: makes an arm's server that logs to a file, not started yet.
+        load: sends a workload to a started server and leaves `load.json` in the folder.
     """
 
     incumbent: Arm
@@ -59,6 +73,8 @@ class Experiment:
     after: After | None = None
     lock: Path | None = None
     watch: Callable[..., None] = _quiet
+    launch: Launch = launch_here
+    load: Load = run_load
 
     def __post_init__(self) -> None:
         if self.incumbent.name == self.candidate.name:
@@ -182,9 +198,9 @@ def _run_arm(experiment: Experiment, arm: Arm, workload: Workload, index: int, a
     folder = experiment.root / name
     shutil.rmtree(folder, ignore_errors=True)  # what a killed attempt left
     folder.mkdir(parents=True)
-    with arm.server(log=folder / "server.log") as server:
+    with experiment.launch(arm, folder / "server.log") as server:
         begin = time.monotonic()
-        run_load(server, workload, folder)
+        experiment.load(server, workload, folder)
         outside_s = time.monotonic() - begin
         extra = dict(experiment.after(server, arm, index, folder)) if experiment.after else {}
         command, start_s = tuple(server.command), server.start_s

@@ -1,0 +1,155 @@
+"""The cost table of one deployment: measured step times, work and rates; JSON in and out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.eval.files import write_whole
+from specpilot_sglang.loop.cost.distribution import AcceptDistribution
+
+SCHEMA = 1
+KIND = "specpilot cost table"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Mean seconds of one step at `batch` requests.
+
+    Attributes:
+        batch: running requests.
+        width: tokens a request and pass; 1 for plain decoding.
+        steps: steps averaged; 0 when the figure comes from elsewhere.
+        step_s: from the start of one step to the start of the next.
+        draft_s: drafter's passes, its head and its keys and values; None for plain decoding or when unknown.
+        verify_s: the target's pass; None when unknown.
+    """
+
+    batch: int
+    width: int
+    steps: int
+    step_s: float
+    draft_s: float | None = None
+    verify_s: float | None = None
+
+    @property
+    def overhead_s(self) -> float | None:
+        """Everything of a step outside the models' passes; None when they are unknown."""
+        if self.verify_s is None:
+            return None
+        return self.step_s - self.verify_s - (self.draft_s or 0.0)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Mean seconds of one prefill pass over `tokens` tokens."""
+
+    tokens: int
+    passes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass must at least move and compute.
+
+    Attributes:
+        target_bytes: weights that a target pass reads, head included, embedding rows left out.
+        draft_bytes: weights that a draft pass reads, the target's head included.
+        target_flops: a token of a target pass.
+        draft_flops: a token of a draft pass.
+    """
+
+    target_bytes: float
+    draft_bytes: float
+    target_flops: float
+    draft_flops: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured on the machine: bytes a second of a copy (read and write both counted), FLOP a second of a GEMM."""
+
+    bytes_s: float
+    flops_s: float
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Everything that `predict` and the list of gaps need.
+
+    Attributes:
+        name: deployment.
+        block: the drafter's own block.
+        ar: plain decoding, by batch.
+        spec: speculative steps, by batch and width.
+        prefill: prefill passes.
+        request_s: seconds a request spends outside the model's steps (HTTP, tokenizer, scheduling).
+        accept: suite -> counts of steps by accepted drafts, at `block`.
+        work: None when unknown.
+        rates: None when unknown.
+        labels: what a reader must know: simulated acceptance, random or dequantised weights, prefill included.
+        provenance: see `eval.provenance`.
+    """
+
+    name: str
+    block: int
+    ar: tuple[StepTime, ...]
+    spec: tuple[StepTime, ...]
+    prefill: tuple[Prefill, ...] = ()
+    request_s: float = 0.0
+    accept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    work: Work | None = None
+    rates: Rates | None = None
+    labels: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def distribution(self, suite: str) -> AcceptDistribution:
+        """Return the accept distribution of `suite` at the drafter's own block."""
+        if suite not in self.accept:
+            known = ", ".join(self.accept) or "none"
+            raise SpecPilotError(f"no accept distribution of {suite!r}", fix=f"use one of {known}, or give the counts")
+        return AcceptDistribution.of_counts(self.accept[suite])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as JSON values."""
+        return {"kind": KIND, "schema": SCHEMA, **asdict(self)}
+
+    def save(self, path: Path) -> None:
+        """Write the table to `path` in one step."""
+        write_whole(path, json.dumps(self.to_json(), indent=1, default=str) + "\n", fix="choose --out")
+
+
+def load_table(path: Path) -> CostTable:
+    """Read a cost table; raise `SpecPilotError` naming file and defect when it is none."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if row.get("kind") != KIND:
+            raise ValueError("it is no cost table")
+        if row.get("schema") != SCHEMA:
+            raise ValueError(f"schema {row.get('schema')}, this version reads {SCHEMA}")
+        return _from_json(row)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as exc:
+        fix = "measure one with `specpilot cost measure`"
+        raise SpecPilotError(f"cannot read the cost table ({exc})", where=path, fix=fix) from exc
+
+
+def _from_json(row: Mapping[str, Any]) -> CostTable:
+    plain = {f.name: row[f.name] for f in fields(CostTable) if f.name in row}
+    lists: dict[str, Any] = {
+        "ar": tuple(StepTime(**r) for r in row["ar"]),
+        "spec": tuple(StepTime(**r) for r in row["spec"]),
+        "prefill": tuple(Prefill(**r) for r in row.get("prefill", ())),
+        "accept": {name: tuple(map(int, counts)) for name, counts in row.get("accept", {}).items()},
+        "work": Work(**row["work"]) if row.get("work") else None,
+        "rates": Rates(**row["rates"]) if row.get("rates") else None,
+        "labels": tuple(row.get("labels", ())),
+    }
+    table = CostTable(**{**plain, **lists})
+    if not table.ar or not table.spec:
+        raise ValueError("it has no step times")
+    return table
