@@ -16,6 +16,7 @@ _STATED = (
 
 def final_number(text: str) -> Decimal | None:
     r"""Return the number an answer ends with: the last `\boxed{}`, `#### N` or "answer is N", else the last number."""
+    text = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")  # TeX's thousands separators
     for pattern in _STATED:
         stated = pattern.findall(text)
         numbers = [n for n in map(first_number, reversed(stated)) if n is not None]
