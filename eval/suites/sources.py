@@ -93,8 +93,9 @@ def _from_hub(spec: SuiteSpec) -> tuple[list[dict[str, Any]], Origin]:
 
 
 def _load_dataset(hub: Hub) -> Iterable[Any]:
-    from datasets import load_dataset  # type: ignore[import-untyped]
+    from datasets import disable_progress_bars, load_dataset  # type: ignore[import-untyped]
 
+    disable_progress_bars()
     if hub.file:
         local = Path(hub.repo) / hub.file
         place = str(local) if local.is_file() else f"hf://datasets/{hub.repo}@{hub.revision}/{hub.file}"
