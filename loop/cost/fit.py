@@ -45,4 +45,5 @@ def fit(points: Sequence[tuple[int, int, float]]) -> Fit:
     columns = np.array([[1.0, b, b * w] for b, w, _ in points]) / times[:, None]
     found, _ = nnls(columns, np.ones(len(points)))
     errors = np.abs(columns @ found - 1.0)
-    return Fit(*(float(c) for c in found), worst=float(errors.max()))
+    fixed, per_request, per_token = (float(c) for c in found)
+    return Fit(fixed, per_request, per_token, float(errors.max()))

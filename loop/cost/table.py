@@ -46,11 +46,12 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Mean seconds of one prefill pass over `tokens` tokens."""
+    """Mean seconds of one prefill pass over about `tokens` tokens; `draft_s` more where a drafter runs."""
 
     tokens: int
     passes: int
     seconds: float
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from specpilot_sglang.plugin import counters
 PREFIX = "cost"
 _BUCKET = 16
 _RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
+_RUNNER_FINGERPRINT = "ebae127423b34830"
 _WORKER = "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2."
 #: Parts of drafting outside the drafter's own pass: its head, and its keys and values of accepted tokens.
 _DRAFT_PARTS = {
@@ -39,7 +40,7 @@ def patches() -> Iterable[Patch]:
         with clock.span("draft" if clock.stepping else "prefill_draft", worker.device):
             return original(worker, *args, **kwargs)
 
-    yield Patch(_RUNNER, Kind.AROUND, forward, "", "times the models' passes")
+    yield Patch(_RUNNER, Kind.AROUND, forward, _RUNNER_FINGERPRINT, "times the models' passes")
     for name, fingerprint in _DRAFT_PARTS.items():
         yield Patch(_WORKER + name, Kind.AROUND, part, fingerprint, "times drafting")
 
@@ -87,7 +88,7 @@ class Clock:
     def span(self, phase: str, device: Any) -> _Span:
         """Return a context that times one pass or part; on CUDA by events, so that nothing waits."""
         name = f"{phase}.{self._tokens if phase.startswith('prefill') else self._place}"
-        return _Span(self, name, str(device).startswith("cuda"))
+        return _Span(self, name, "cuda" if str(device).startswith("cuda") else "cpu")
 
     def _add(self, name: str, seconds: float) -> None:
         counters.hit(f"{PREFIX}.{name}.us", round(1e6 * seconds))
@@ -100,15 +101,17 @@ class Clock:
 
 
 class _Span:
-    def __init__(self, clock: Clock, name: str, cuda: bool) -> None:
-        self._clock, self._name, self._cuda = clock, name, cuda
+    def __init__(self, clock: Clock, name: str, device: str) -> None:
+        self._clock, self._name, self._device = clock, name, device
         self._begin: Any = None
 
     def __enter__(self) -> None:
-        self._begin = _event() if self._cuda else self._clock._now()
+        self._begin = _event() if self._device == "cuda" else self._clock._now()
 
     def __exit__(self, *args: object) -> None:
-        if self._cuda:
+        if self._begin is None:
+            return
+        if self._device == "cuda":
             self._clock._events.append((self._name, self._begin, _event()))
             self._clock._drain()
         else:
@@ -118,6 +121,8 @@ class _Span:
 def _event() -> Any:
     import torch
 
+    if torch.cuda.is_current_stream_capturing():  # a graph's capture is no step, and events of it cannot be read
+        return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

@@ -1,0 +1,101 @@
+"""Compares predictions with loads that no fit has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.loop.cost.distribution import AcceptDistribution
+from specpilot_sglang.loop.cost.measure import Case, Observation
+from specpilot_sglang.loop.cost.simulate import loads_of
+from specpilot_sglang.loop.cost.table import CostTable
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One held-out load.
+
+    Attributes:
+        case: which.
+        measured: output tokens a second.
+        predicted: the same, from the table and this load's own accept length.
+        transferred: the same, but with the accept length too from the fitted loads' distribution; None where they
+            have none of this suite.
+        speedup, predicted_speedup: over plain decoding of the same prompts; None where that was not measured.
+        accept_length: measured; NaN for plain decoding.
+        transferred_length: predicted from the distribution at the drafter's own block; None as above.
+    """
+
+    case: Case
+    measured: float
+    predicted: float
+    transferred: float | None
+    speedup: float | None
+    predicted_speedup: float | None
+    accept_length: float
+    transferred_length: float | None
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted speed."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def transferred_error(self) -> float | None:
+        """Relative error of the speed predicted with a predicted accept length."""
+        return None if self.transferred is None else self.transferred / self.measured - 1
+
+    @property
+    def speedup_error(self) -> float | None:
+        """Relative error of the predicted speed-up."""
+        if self.speedup is None or self.predicted_speedup is None:
+            return None
+        return self.predicted_speedup / self.speedup - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        errors = {name: getattr(self, name) for name in ("error", "transferred_error", "speedup_error")}
+        return {**asdict(self), **errors}
+
+
+def compare(table: CostTable, observations: Sequence[Observation], *, held_out: bool = True) -> list[Compared]:
+    """Predict every held-out load (or, for the fit's own error, every fitted one) and compare."""
+    return [_one(table, o, observations) for o in observations if o.case.held_out == held_out]
+
+
+def _one(table: CostTable, o: Observation, all_of_them: Sequence[Observation]) -> Compared:
+    loads, tokens = loads_of(table), sum(r.output for r in o.requests)
+    plain_s = loads.plain_s(o.requests, o.case.concurrency)
+    if not o.case.block:
+        return Compared(o.case, o.tok_s, tokens / plain_s, None, None, None, o.accept_length, None)
+
+    def speed(length: float) -> float:
+        return tokens / loads.speculative_s(o.requests, o.case.concurrency, o.case.block, length)
+
+    length = _transferred(table, o.case)
+    predicted, plain = speed(o.accept_length), _plain_of(o.case, all_of_them)
+    return Compared(
+        case=o.case,
+        measured=o.tok_s,
+        predicted=predicted,
+        transferred=None if length is None else speed(length),
+        speedup=o.tok_s / plain.tok_s if plain else None,
+        predicted_speedup=predicted / (tokens / plain_s) if plain else None,
+        accept_length=o.accept_length,
+        transferred_length=length,
+    )
+
+
+def _transferred(table: CostTable, case: Case) -> float | None:
+    try:
+        known: AcceptDistribution = table.distribution(case.suite)
+    except SpecPilotError:
+        return None
+    return known.truncated(case.block).length
+
+
+def _plain_of(case: Case, observations: Sequence[Observation]) -> Observation | None:
+    same = (case.concurrency, case.suite)
+    return next((o for o in observations if not o.case.block and (o.case.concurrency, o.case.suite) == same), None)
