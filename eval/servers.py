@@ -37,7 +37,7 @@ class Server:
         args: arguments after `sglang.launch_server`, without host and port.
         env: added to this process's environment.
         log: log file; a temporary one by default, deleted after a clean stop.
-        start_timeout_s: how long the server may take until it answers.
+        start_timeout_s: how long the server may take from launch until it answers.
         stop_timeout_s: how long it may take to end after SIGTERM before it is killed.
         name: for messages.
         cwd: working folder of the server.
@@ -67,6 +67,7 @@ class Server:
         self._start_timeout_s, self._stop_timeout_s = start_timeout_s, stop_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.start_s = float("nan")
+        self._begun = float("nan")
 
     @property
     def command(self) -> list[str]:
@@ -98,15 +99,25 @@ class Server:
             self.log.unlink(missing_ok=True)
 
     def start(self) -> None:
-        """Launch and wait until `/health_generate` answers; clean up and raise when it does not."""
-        begin = time.monotonic()
+        """Launch unless launched, and wait until `/health_generate` answers; clean up and raise when it does not."""
+        self.launch()
         try:
-            self._launch()
-            self._wait(begin + self._start_timeout_s)
+            self._wait(self._begun + self._start_timeout_s)
         except BaseException:
             self.stop()
             raise
-        self.start_s = time.monotonic() - begin
+        self.start_s = time.monotonic() - self._begun
+
+    def launch(self) -> None:
+        """Start the process and return at once, so that it loads beside other work; `start` then waits for it."""
+        if self._process is not None:
+            return
+        self._begun = time.monotonic()
+        try:
+            self._launch()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End the whole process tree: SIGTERM, then SIGKILL after `stop_timeout_s`. Safe to call twice."""

@@ -53,7 +53,7 @@ class ArmOutcome:
         name: arm name.
         label: arm label.
         command: full command line.
-        start_s: seconds from launch to the first answer.
+        start_s: seconds from launch to the first answer; on a CPU that may span the last server's token forcing.
         requests: timed requests.
         forcing: token forcing against AR; None for AR itself.
         attestation: `GET /specpilot`; None without the plugin.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from specpilot_sglang.eval.prompts import Prompt, encode, load_tokenizer
 from specpilot_sglang.eval.recording import about_server, greedy, send
 from specpilot_sglang.eval.records import Request, Run
 from specpilot_sglang.eval.servers import Server
+from specpilot_sglang.plugin.deployment import gpu_name
 
 _WARM_UP_TOKENS = 24
 
@@ -61,39 +63,63 @@ def run(plan: Plan, watcher: Watcher, logs: Path, *, exact: Plan | None = None) 
 def _run_arms(plan: Plan, arms: Sequence[Arm], watcher: Watcher, logs: Path, suffix: str = "") -> list[ArmOutcome]:
     prompts = tokenise(plan)
     outcomes: list[ArmOutcome] = []
-    for arm in arms:
-        reference = outcomes[0].requests if outcomes else None
-        outcomes.append(_run_arm(arm, plan, prompts, reference, watcher, logs, suffix))
+    with contextlib.ExitStack() as cleanup:
+
+        def begin(arm: Arm) -> _Turn:
+            log = logs / f"{arm.name}{suffix.replace(' ', '-')}.log"
+            server = Server(arm.args, name=arm.label + suffix, log=log, start_timeout_s=600.0)
+            cleanup.callback(server.stop)
+            server.launch()
+            return _Turn(arm, server, plan, prompts, watcher)
+
+        turn = begin(arms[0])
+        for following in [*arms[1:], None]:
+            requests = turn.measure()
+            # The next server loads while this one's tokens are forced, which is not timed.
+            early = begin(following) if following is not None and _fit_side_by_side() else None
+            outcomes.append(turn.finish(requests, outcomes[0].requests if outcomes else None))
+            if following is not None:
+                turn = early or begin(following)
     return outcomes
 
 
-def _run_arm(
-    arm: Arm,
-    plan: Plan,
-    prompts: Prompts,
-    reference: Sequence[Request] | None,
-    watcher: Watcher,
-    logs: Path,
-    suffix: str,
-) -> ArmOutcome:
-    label = arm.label + suffix
-    watcher.stage(label, "starting the server", None)
-    log = logs / f"{arm.name}{suffix.replace(' ', '-')}.log"
-    with Server(arm.args, name=label, log=log, start_timeout_s=600.0) as server:
-        sampling = greedy(plan.max_new_tokens)
-        _warm_up(server.client, prompts.warm_up, watcher, label)
-        requests = _measure(server.client, prompts.timed, sampling, watcher, label)
-        forcing = None
-        if reference is not None:
-            watcher.stage(label, "token forcing against AR", len(reference))
-            first = {r.id: r for r in requests}
-            verdicts = force(Run(sampling, list(reference)), server.client, first_pass=first, progress=_steps(watcher))
-            forcing = ForcingReport(verdicts)
+def _fit_side_by_side() -> bool:
+    """Tell whether memory holds two servers: on a GPU each reserves most of it."""
+    return gpu_name() == "cpu"
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One server's turn: its launched server is measured, judged and stopped."""
+
+    arm: Arm
+    server: Server
+    plan: Plan
+    prompts: Prompts
+    watcher: Watcher
+
+    def measure(self) -> list[Request]:
+        self.watcher.stage(self.server.name, "starting the server", None)
+        self.server.start()
+        client, label = self.server.client, self.server.name
+        _warm_up(client, self.prompts.warm_up, self.watcher, label)
+        return _measure(client, self.prompts.timed, greedy(self.plan.max_new_tokens), self.watcher, label)
+
+    def finish(self, requests: list[Request], reference: Sequence[Request] | None) -> ArmOutcome:
+        server, label = self.server, self.server.name
+        forcing = None if reference is None else self._force(reference, requests)
         attestation = server.client.attestation()
         about: dict[str, Any] = about_server(server.client)
-        watcher.stage(label, "stopping the server", None)
+        self.watcher.stage(label, "stopping the server", None)
         command, start_s = server.command, server.start_s
-    return ArmOutcome(arm.name, label, command, start_s, requests, forcing, attestation, about)
+        server.stop()
+        return ArmOutcome(self.arm.name, label, command, start_s, requests, forcing, attestation, about)
+
+    def _force(self, reference: Sequence[Request], requests: Sequence[Request]) -> ForcingReport:
+        self.watcher.stage(self.server.name, "token forcing against AR", len(reference))
+        run = Run(greedy(self.plan.max_new_tokens), list(reference))
+        first = {r.id: r for r in requests}
+        return ForcingReport(force(run, self.server.client, first_pass=first, progress=_steps(self.watcher)))
 
 
 def _warm_up(client: Client, prompts: Sequence[Prompt], watcher: Watcher, label: str) -> None:
