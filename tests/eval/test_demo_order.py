@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,8 +26,8 @@ class Watch:
 class FakeServer:
     """Stands for a server and writes down what happens to it."""
 
-    events: list[str] = []
-    broken = ""
+    events: ClassVar[list[str]] = []
+    broken: ClassVar[str] = ""
 
     def __init__(self, args: Sequence[str], *, name: str, log: Path, start_timeout_s: float) -> None:
         self.name, self.command, self.start_s, self.client = name, list(args), 1.0, self
