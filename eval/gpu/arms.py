@@ -42,6 +42,7 @@ class ServerArm:
             start_timeout_s=asked.start_timeout_s,
             name=asked.name,
         )
+        self.prompts = random_prompts(asked.input_len, plan.vocab_size)
         self.sampler = StackSampler(lambda: self.server.pid, plan.stack_every_s)
         facts = {"name": asked.name, "labels": asked.labels, "group": asked.group}
         self.result: dict[str, Any] = {**facts, "command": self.server.command, "env": asked.env}
@@ -90,8 +91,7 @@ class ServerArm:
         logger.error("%s: %s: %s", self.asked.name, type(error).__name__, error)
 
     def _ask(self) -> None:
-        asked, url = self.asked, self.server.url
-        prompts = random_prompts(asked.input_len, self.plan.vocab_size)
+        asked, url, prompts = self.asked, self.server.url, self.prompts
         self.result["loads"] = []
         for load in asked.loads:
             speeds = run_load(url, prompts, load.concurrency, load.output_len, load.repeats, asked.load_timeout_s)
@@ -101,11 +101,20 @@ class ServerArm:
         if asked.records is not None:
             record = record_answers(self.server.client, asked.records, self.plan.tokenizer, self.out, asked.name)
             self.result["records"] = record
-        self.result["gets"] = answers(url, asked.gets)  # last, so that counters have counted
+        self.read_paths()
+
+    def read_paths(self) -> None:
+        """Keep the answers of the asked HTTP paths; call it last, so that counters have counted."""
+        self.result["gets"] = answers(self.server.url, self.asked.gets)
 
 
-def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path, turn: FileLock) -> list[dict[str, Any]]:
-    """Start all members together, measure them one after the other, stop them all; return their results."""
+def measure_group(
+    plan: Plan, members: Sequence[ServerPlan], out: Path, turn: FileLock, rounds: int = 0
+) -> list[dict[str, Any]]:
+    """Start all members together, measure them one after the other, stop them all; return their results.
+
+    With `rounds`, they take turns instead: every load runs that often on each, back and forth.
+    """
     arms = [ServerArm(plan, asked, out) for asked in members]
 
     def start(place: int) -> None:
@@ -116,8 +125,11 @@ def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path, turn: Fi
     with ThreadPoolExecutor(len(arms)) as pool:
         try:
             list(pool.map(start, range(len(arms))))
-            for arm in arms:
-                arm.ask(turn)
+            if rounds:
+                take_turns([arm for arm in arms if "error" not in arm.result], rounds)
+            else:
+                for arm in arms:
+                    arm.ask(turn)
         except KeyboardInterrupt as error:
             for arm in arms:
                 arm.fail(error)
@@ -125,6 +137,17 @@ def measure_group(plan: Plan, members: Sequence[ServerPlan], out: Path, turn: Fi
         finally:
             list(pool.map(ServerArm.stop, arms))
     return [arm.result for arm in arms]
+
+
+def take_turns(arms: Sequence[ServerArm], rounds: int) -> None:
+    """Measure arms that are up in alternation, and compare their answers; a failure ends up in the arm's result."""
+    from specpilot_sglang.eval.gpu.turns import compare, measure_load
+
+    for load in arms[0].asked.loads if arms else ():
+        measure_load(arms, load, rounds)
+    compare(arms)
+    for arm in arms:
+        arm.read_paths()
 
 
 def random_prompts(input_len: int, vocab_size: int) -> list[list[int]]:

@@ -25,10 +25,11 @@ from specpilot_sglang.eval.gpu.plan import Plan, load_plan
 logger = logging.getLogger(__name__)
 
 
-def run_plan(plan: Plan, out: Path, only: list[str], lock: Path | None = None) -> list[dict[str, Any]]:
+def run_plan(plan: Plan, out: Path, only: list[str], lock: Path | None = None, rounds: int = 0) -> list[dict[str, Any]]:
     """Measure the plan's servers (or those named in `only`, by name or group) and return their results.
 
-    Processes that are given the same `lock` take turns: only one of them has requests in flight.
+    Processes that are given the same `lock` take turns: only one of them has requests in flight. With `rounds`, the
+    servers of a group are measured in alternation, that many rounds of each load.
     """
     out.mkdir(parents=True, exist_ok=True)
     turn = FileLock(lock or out / ".turn")
@@ -36,7 +37,7 @@ def run_plan(plan: Plan, out: Path, only: list[str], lock: Path | None = None) -
     chosen = [s for s in plan.servers if not only or {s.name, s.group} & set(only)]
     for group, members in groupby(chosen, key=lambda s: s.group or s.name):
         begin = time.monotonic()
-        results += measure_group(plan, list(members), out, turn)
+        results += measure_group(plan, list(members), out, turn, rounds)
         logger.info("%s took %.0f s in all", group, time.monotonic() - begin)
         (out / "results.json").write_text(json.dumps(results, indent=1, default=str), encoding="utf-8")
     return results
@@ -54,11 +55,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="value of ${NAME} in the plan")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="measure these servers or groups")
     parser.add_argument("--lock", type=Path, help="file by which several runs on one GPU take turns")
+    parser.add_argument("--in-turns", type=int, default=0, metavar="ROUNDS", help="alternate between a group's servers")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    run_plan(load_plan(args.plan, dict(pair.split("=", 1) for pair in args.set)), args.out, args.only, args.lock)
+    plan = load_plan(args.plan, dict(pair.split("=", 1) for pair in args.set))
+    run_plan(plan, args.out, args.only, args.lock, args.in_turns)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,32 @@ def accept_length(streams: list[Stream]) -> float | None:
     return sum(int(s.meta["completion_tokens"]) for s in streams) / steps if steps else None
 
 
+def run_round(
+    base_url: str, prompts: list[list[int]], output_len: int, timeout_s: float, stagger_s: float = 0.0
+) -> list[Stream]:
+    """Send all prompts at once, or `stagger_s` seconds apart; return their streams in order.
+
+    Raises:
+        ValueError: a request delivered fewer or more than `output_len` tokens.
+    """
+
+    def one(place: int) -> Stream:
+        time.sleep(place * stagger_s)
+        return generate(base_url, prompts[place], output_len, timeout_s)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        streams = list(pool.map(one, range(len(prompts))))
+    short = [s.events[-1][1] for s in streams if s.events[-1][1] != output_len]
+    if short:
+        raise ValueError(f"requests ended early: {short} of {output_len} tokens")
+    return streams
+
+
+def chosen_prompts(prompts: list[list[int]], concurrency: int, index: int) -> list[list[int]]:
+    """Return the prompts of round `index`: the next `concurrency` ones, around the list."""
+    return [prompts[(index * concurrency + i) % len(prompts)] for i in range(concurrency)]
+
+
 def run_load(
     base_url: str, prompts: list[list[int]], concurrency: int, output_len: int, repeats: int, timeout_s: float
 ) -> dict[str, Any]:
@@ -82,16 +108,15 @@ def run_load(
     Speeds are tokens per second: `tok_s` is the median round's total in the steady window, `request_tok_s` the
     median request's. Every request must deliver `output_len` tokens, or `ValueError` is raised.
     """
-    rounds: list[list[Stream]] = []
-    with ThreadPoolExecutor(concurrency) as pool:
-        for index in range(repeats + 1):
-            chosen = [prompts[(index * concurrency + i) % len(prompts)] for i in range(concurrency)]
-            streams = list(pool.map(lambda ids: generate(base_url, ids, output_len, timeout_s), chosen))
-            short = [s.events[-1][1] for s in streams if s.events[-1][1] != output_len]
-            if short:
-                raise ValueError(f"requests ended early: {short} of {output_len} tokens")
-            if index:
-                rounds.append(streams)
+    rounds = [
+        run_round(base_url, chosen_prompts(prompts, concurrency, index), output_len, timeout_s)
+        for index in range(repeats + 1)
+    ]
+    return figures(rounds[1:], concurrency, output_len)
+
+
+def figures(rounds: list[list[Stream]], concurrency: int, output_len: int) -> dict[str, Any]:
+    """Return the speeds of measured rounds; see `run_load`."""
     flat = [s for streams in rounds for s in streams]
     totals = [total for streams in rounds if (total := steady_tok_s(streams)) is not None]
     singles = [speed for s in flat if (speed := s.tok_s) is not None]
