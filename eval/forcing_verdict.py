@@ -131,9 +131,7 @@ def _paired(stock: ForcingReport, candidate: ForcingReport) -> list[tuple[Verdic
         if verdict.error:
             raise SpecPilotError(f"stock failed on {name}: {verdict.error}", fix="repair stock and force it again")
         if not second[name].error and verdict.positions != second[name].positions:
-            raise SpecPilotError(
-                f"{name} has another reference for stock than for the candidate", fix="force both again"
-            )
+            raise SpecPilotError(f"{name}: stock was forced through other tokens", fix="force both again")
     return [(first[name], second[name]) for name in first]
 
 
