@@ -30,6 +30,9 @@ class KernelBackend(Protocol):
     def decode(self, packed: Any) -> torch.Tensor:
         """Return the exact weight [N, K] bfloat16 in new memory."""
 
+    def nbytes(self, packed: Any) -> int:
+        """Return the memory it holds."""
+
     def refresh(self, packed: Any, weight: W12Tensor) -> None:
         """Replace the values in the same storage; `W12Error` when they do not fit."""
 
@@ -75,6 +78,10 @@ class FusedKernel:
         from specpilot_sglang.kernels.w12_gemm import linear
 
         return linear.decode_weight(packed)
+
+    def nbytes(self, packed: Any) -> int:
+        """See `KernelBackend`."""
+        return int(packed.nbytes)
 
     def refresh(self, packed: Any, weight: W12Tensor) -> None:
         """See `KernelBackend`."""

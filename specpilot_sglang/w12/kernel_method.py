@@ -12,7 +12,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, U
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from specpilot_sglang.errors import W12Error
-from specpilot_sglang.w12 import ops
+from specpilot_sglang.w12 import late_patches, ops
 from specpilot_sglang.w12.guards import head_reader, server_setting
 from specpilot_sglang.w12.kernel import KernelBackend
 from specpilot_sglang.w12.placeholder import PackedParameter
@@ -55,6 +55,7 @@ class W12KernelMethod(LinearMethodBase):
             if why:
                 self._stay_bf16(layer, LayerRecord(n * k, n * k * params_dtype.itemsize, 0, 0, False, why))
             return
+        late_patches.install(graphs=device.type == "cuda")
         attributes = {"input_dim": 1, "output_dim": 0, **extra_weight_attrs}
         layer.register_parameter("weight", _stand_in(resident, attributes))
 
@@ -85,7 +86,7 @@ class W12KernelMethod(LinearMethodBase):
             layer.w12_handle, layer.w12_rows = resident.handle, resident.n
             layer._weight_export_error = _NO_EXPORT
             assert resident.record is not None
-            STATS.layers[self.prefix] = resident.record
+            STATS.layers[self.prefix], STATS.backend = resident.record, self.backend
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ weight.T + bias`; with a bias the product is rounded to BF16 before it is added."""

@@ -59,6 +59,9 @@ def unregister() -> None:
     from sglang.srt.arg_groups.choices import QUANTIZATION_CHOICES
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 
+    from specpilot_sglang.w12 import late_patches
+
+    late_patches.uninstall()
     _patches.undo()
     _patches = None
     QUANTIZATION_METHODS.pop(QUANT_METHOD, None)
@@ -67,8 +70,14 @@ def unregister() -> None:
 
 
 def report() -> dict[str, Any]:
-    """Return what W12 did in this process, of JSON values only (see `stats.LoadStats.summary`)."""
-    return STATS.summary()
+    """Return what W12 did in this process, of JSON values only (see `stats.LoadStats.summary`).
+
+    `hits` of the attestation holds `w12_linear_calls`, host-side calls of packed layers (eager ones, and one a layer
+    for each graph captured), and `w12_graph_replays`, replays of such graphs.
+    """
+    from specpilot_sglang.w12 import late_patches
+
+    return {**STATS.summary(), "late_patches": late_patches.targets()}
 
 
 def layer_bits() -> dict[str, float]:

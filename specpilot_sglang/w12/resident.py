@@ -98,8 +98,9 @@ class ResidentWeight:
         if not torch.equal(decoded.view(torch.int16), weight.view(torch.int16)):
             raise W12Error("the weight does not decode to its own bits", where=self.where, fix="report a bug")
         self.record = LayerRecord(
-            weight.numel(), size, encoded.col.numel(), encoded.zeros, encoded.zero_code, kernel=self.backend.name
-        )
+            weight.numel(), size, encoded.col.numel(), encoded.zeros, encoded.zero_code, "",
+            self.backend.name, self.backend.nbytes(self.packed),
+        )  # fmt: skip
 
     def dense(self) -> torch.Tensor:
         """Return the weight's exact BF16 matrix [n, k] in new memory (`plain` itself when it is not packed)."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specpilot_sglang.w12.kernel import KernelBackend
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class LayerRecord:
         weights, stored_bytes, escapes, zeros, zero_code: of the encoded weight.
         reason: why the layer was kept BF16, empty when it was packed.
         kernel: the GEMM kernel that reads the packed weight; empty when the weight is decoded and served as BF16.
+        resident_bytes: memory of the packed weight in the kernel's order, 0 when there is none.
     """
 
     weights: int
@@ -23,6 +27,7 @@ class LayerRecord:
     zero_code: bool
     reason: str = ""
     kernel: str = ""
+    resident_bytes: int = 0
 
     @property
     def bits_per_weight(self) -> float:
@@ -37,10 +42,12 @@ class LoadStats:
     Attributes:
         layers: by module path; loading weights again replaces a record.
         decoded: tensors of packed checkpoints that were decoded, each checked by its SHA-256.
+        backend: the kernel that reads packed weights, None while none does.
     """
 
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     decoded: int = 0
+    backend: KernelBackend | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return totals over the layers, of JSON values only."""
@@ -56,6 +63,8 @@ class LoadStats:
             "kept_weights": sum(r.weights for r in self.layers.values() if r.reason),
             "kernel_layers": sum(bool(r.kernel) for r in packed),
             "kernel_weights": sum(r.weights for r in packed if r.kernel),
+            "resident_bytes": sum(r.resident_bytes for r in packed),
+            "kernel": {"name": self.backend.name, **self.backend.report()} if self.backend else None,
             "checkpoint_tensors_decoded": self.decoded,
         }
 

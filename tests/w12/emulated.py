@@ -61,6 +61,11 @@ class TorchKernel:
     def decode(self, packed: Planes) -> torch.Tensor:
         return codec_torch.decode(packed.current())
 
+    def nbytes(self, packed: Planes) -> int:
+        t = packed.tensor
+        parts = (t.a, t.b, t.base, t.row_ptr, packed.col, packed.val)
+        return sum(part.numel() * part.element_size() for part in parts)
+
     def refresh(self, packed: Planes, weight: W12Tensor) -> None:
         self.calls.append("refresh")
         if weight.col.numel() > packed.col.numel():

@@ -81,7 +81,11 @@ def test_whole_path_gives_the_kernels_answer_and_holds_no_bf16_weight(kernel: To
     y = layer(x)[0]
     assert torch.equal(y, kernel.linear(x, layer.weight.resident.packed))
     assert torch.allclose(y.float(), x.float() @ gaussian(N, K, 0).float().T, rtol=0.02, atol=0.02)
-    assert STATS.layers["proj"].kernel == "emulated"
+    report = quant_method.report()
+    assert report["kernel_layers"] == 1
+    assert report["kernel"] == {"name": "emulated", "calls": 4}
+    assert 1.5 * N * K < report["resident_bytes"] < 2 * N * K
+    assert report["late_patches"]
     assert not any(t.numel() == N * K and not t.is_meta for t in [*layer.parameters(), *layer.buffers()])
 
 
@@ -286,6 +290,21 @@ def test_b10_update_keeps_addresses_and_partial_update_keeps_the_rest(kernel: To
     assert resident.packed.pointers() == pointers
     assert layer.weight is parameter
     assert kernel.calls == ["pack", "prepare", "refresh", "prepare"]
+
+
+def test_b10_direct_update_by_parameter_name(kernel: TorchKernel, parallel) -> None:
+    from sglang.srt.model_executor.model_runner_components import weight_updater
+
+    with parallel(0, 1):
+        model = torch.nn.ModuleDict({"proj": loaded(gaussian(N, K, 0)), "norm": torch.nn.LayerNorm(4)})
+    resident = model["proj"].weight.resident
+    pointers, new = resident.packed.pointers(), gaussian(N, K, 5)
+    weight_updater._model_load_weights_direct(model, [("proj.weight", new), ("norm.bias", torch.ones(4))])
+    assert same_bits(resident.dense(), new)
+    assert resident.packed.pointers() == pointers
+    assert torch.equal(model["norm"].bias, torch.ones(4))
+    with pytest.raises(ValueError, match="shape"):
+        weight_updater._model_load_weights_direct(model, [("proj.weight", new[:2])])
 
 
 @pytest.mark.parametrize("zeros_first", [True, False])
