@@ -34,7 +34,7 @@ class ConfigError(SpecPilotError):
     """A nightly configuration that cannot be used; `problems` holds every defect, in the file's order."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda p: p.line)
+        self.problems = problems
         first, rest = self.problems[0], self.problems[1:]
         more = "".join(f"; also {p.where(path)}: {p.what} ({p.fix})" for p in rest)
         super().__init__(first.what, where=first.where(path), fix=first.fix + more)
@@ -55,12 +55,21 @@ def load_config(path: Path) -> Config:
     try:
         return Config.model_validate(content.data)
     except ValidationError as exc:
-        raise ConfigError(path, [_problem(e, content) for e in exc.errors(include_url=False)]) from None
+        errors = _told(exc.errors(include_url=False))
+        raise ConfigError(path, [_problem(e, content) for e in errors]) from None
 
 
 def smoke_path() -> Path:
     """Return the packaged smoke configuration."""
     return Path(str(resources.files("specpilot_sglang.eval.nightly") / SMOKE))
+
+
+def _told(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors that tell something: a list is called too short when its only item is wrong."""
+    inner = {e["loc"][:n] for e in errors for n in range(1, len(e["loc"]))}
+    told = [e for e in errors if not (e["type"] == "too_short" and e["loc"] in inner)]
+    # A misspelt key is also a missing one: the spelling comes first.
+    return sorted(told, key=lambda e: e["type"] == "missing")
 
 
 def _neutral(problem: Problem) -> Problem:

@@ -14,7 +14,7 @@ from specpilot_sglang.eval.nightly.changes import Change, find_changes
 from specpilot_sglang.eval.nightly.config import ChangePoints, Config, Deployment
 from specpilot_sglang.eval.nightly.figures import Comparison
 from specpilot_sglang.eval.nightly.history import Point
-from specpilot_sglang.eval.nightly.run import Night
+from specpilot_sglang.eval.nightly.run import NOT_TRIED, Night
 
 State = Literal["ok", "regression", "not judged", "note"]
 #: What a larger value means; metrics that are not listed have no good direction.
@@ -78,7 +78,9 @@ def series_of(
 
 
 def _failures(night: Night, name: str) -> Iterator[tuple]:
-    yield from ((key, why) for key, why in night.failures.items() if key.deployment == name)
+    for key, why in night.failures.items():
+        if key.deployment == name and why != NOT_TRIED:
+            yield key, why
 
 
 def _is_main(c: Comparison) -> bool:

@@ -18,6 +18,8 @@ from specpilot_sglang.eval.nightly.plan import BlockKey, Pair, block_keys
 
 #: Launches of a block before it counts as failed.
 TRIES = 2
+#: Why a later round of an arm was left out.
+NOT_TRIED = "not tried: an earlier round failed"
 BLOCK_FILE = "block.json"
 
 
@@ -114,7 +116,7 @@ def measure_night(
             watch.block(key, number, len(keys), "kept")
             continue
         if any((f.deployment, f.arm) == (key.deployment, key.arm) for f in failures):
-            failures[key] = "not tried: an earlier round failed"
+            failures[key] = NOT_TRIED
             continue
         deployment = deployments[key.deployment]
         reference = _reference(blocks, key, history, run, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from enum import IntEnum
 from importlib import resources
 from pathlib import Path
@@ -73,7 +74,7 @@ def measure_command(
     logs = out.parent / f"{out.stem}-logs"
     logs.mkdir(parents=True, exist_ok=True)
     with ended_like_ctrl_c():
-        table, seen = measure_table(plan, logs.resolve(), lambda line: ERR.log(line, markup=False))
+        table, seen = measure_table(plan, logs.resolve(), _say)
     table.save(out)
     compared = {
         name: heldout.compare(table, seen, held_out=flag) for name, flag in (("fitted", False), ("held_out", True))
@@ -144,6 +145,10 @@ def predict_command(
     OUT.print(f"AR step {1e3 * found.ar_s:.2f} ms: a cycle costs {found.cost:.3f} AR steps")
     OUT.print(f"predicted: {found.speedup:.3f}x AR, {found.tok_s(concurrency):.1f} tok/s, prompts left out")
     _print_labels(loaded)
+
+
+def _say(line: str) -> None:
+    ERR.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _case(text: str) -> Case:

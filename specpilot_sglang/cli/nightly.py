@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,7 +74,7 @@ class _Lines:
 
     def say(self, line: str) -> None:
         """Write a line with the time."""
-        ERR.log(line, markup=False, highlight=False, _stack_offset=2)
+        ERR.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(document: dict[str, Any], paths: dict[str, Path]) -> None:

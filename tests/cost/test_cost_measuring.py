@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -104,9 +105,8 @@ def test_too_few_steps_are_no_figure(hits):
 
 def test_passes_are_told_apart():
     def mode(**answers):
-        return SimpleNamespace(
-            **{name: lambda value=answers.get(name, False): value for name in ("is_target_verify", "is_decode")}
-        )
+        names = ("is_target_verify", "is_decode")
+        return SimpleNamespace(**{name: partial(answers.get, name, False) for name in names})
 
     def phase(drafter, **answers):
         return timings.phase_of(SimpleNamespace(is_draft_worker=drafter), SimpleNamespace(forward_mode=mode(**answers)))
