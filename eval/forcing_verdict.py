@@ -16,7 +16,7 @@ from typing import Any
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.forcing import Mismatch, Verdict
 from specpilot_sglang.eval.forcing_report import ForcingReport
-from specpilot_sglang.eval.paired_rates import excess
+from specpilot_sglang.eval.paired_rates import Excess, excess
 
 #: Share by which the candidate's mismatch rate may exceed stock's: 0.5 points.
 MAX_EXCESS = 0.005
@@ -92,9 +92,9 @@ def compare(
         SpecPilotError: the reports do not judge the same tokens, stock failed somewhere, or `dtype` is unknown.
     """
     limit = _near_tie(dtype) if near_tie is None else near_tie
-    pairs = _paired(stock, candidate)
     wrong_stock, wrong = _counted(stock), _counted(candidate)
-    rows = [(_of(wrong, c), _of(wrong_stock, s), c.positions) for s, c in pairs if not c.error]
+    judged = [c for _, c in _paired(stock, candidate) if not c.error]
+    rows = [(_of(wrong, v), _of(wrong_stock, v), v.positions) for v in judged]
     estimate = excess(rows, confidence)
     beyond = tuple(m for m in wrong.values() if _beyond(m, limit) and not _shared(m, wrong_stock))
     failed = [v for v in candidate.verdicts if v.error]
@@ -103,7 +103,7 @@ def compare(
         accepted=not failed and not beyond and positions > 0 and estimate.upper <= max_excess,
         excess=estimate.excess,
         upper=estimate.upper,
-        reason=_reason(failed, beyond, positions, estimate.excess, estimate.upper, max_excess, limit),
+        reason=_reason(failed, beyond, positions, estimate, max_excess, limit),
         positions=positions,
         stock_rate=_rate(sum(len(b) for _, b, _ in rows), positions),
         candidate_rate=_rate(sum(len(a) for a, _, _ in rows), positions),
@@ -160,8 +160,7 @@ def _reason(
     failed: Sequence[Verdict],
     beyond: Sequence[Mismatch],
     positions: int,
-    excess: float,
-    upper: float,
+    estimate: Excess,
     max_excess: float,
     limit: float,
 ) -> str:
@@ -172,10 +171,12 @@ def _reason(
     if beyond:
         worst = beyond[0]
         how = "no margin" if worst.margin is None else f"margin {worst.margin:.3g} nats"
-        return f"{len(beyond)} wrong tokens beyond a near tie of {limit:g} nats, first {worst.request} position " + (
-            f"{worst.position} ({worst.reference} became {worst.candidate}, {how})"
-        )
-    figures = f"excess {excess:.3%} of {positions} positions, upper bound {upper:.3%}, limit {max_excess:.3%}"
-    if excess > max_excess:
-        return f"too many mismatches: {figures}"
-    return figures if upper <= max_excess else f"too few positions to exclude too many mismatches: {figures}"
+        place = f"{worst.request} position {worst.position}: {worst.reference} became {worst.candidate}, {how}"
+        return f"{len(beyond)} wrong tokens beyond a near tie of {limit:g} nats, first {place}"
+    figures = (
+        f"excess {estimate.excess:.3%} of {positions} positions, "
+        f"upper bound {estimate.upper:.3%}, limit {max_excess:.3%}"
+    )
+    if estimate.upper <= max_excess:
+        return figures
+    return f"too {'many mismatches' if estimate.excess > max_excess else 'few positions'}: {figures}"

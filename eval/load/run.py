@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from specpilot_sglang.eval.load.gpu import GpuWatch
 from specpilot_sglang.eval.load.guards import RunRefusedError, hits_grown
 from specpilot_sglang.eval.load.observe import Observation, observe, variables_that_matter
 from specpilot_sglang.eval.load.output import ClientOutput
-from specpilot_sglang.eval.load.process import run_client
+from specpilot_sglang.eval.load.process import OutsideClock, run_client
 from specpilot_sglang.eval.load.results import LoadResult
 from specpilot_sglang.eval.load.workload import Workload, draw
 from specpilot_sglang.eval.parallel import run_all
@@ -46,38 +47,50 @@ def run_load(
     """
     workload.check()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "client.jsonl").unlink(missing_ok=True)  # the client appends
     tokenizer = load_tokenizer(server.client.model_info()["tokenizer_path"])
     hashes, changed = client_problems()
     _refuse("before", [*changed, *observe(server).problems], recorded, server.name)
-    warm_up(server.client, workload.concurrency)
-    command.write_dataset(workload, out / "dataset.jsonl")
-    before = observe(server)
-    line = _command(before.info, server.url, workload, out)
-    loads = [provenance.load_average()]
-    with GpuWatch() as gpus:
-        clock = run_client(line, command.client_environment(), out / "client.log", timeout_s)
-    loads.append(provenance.load_average())
-    after, seen = observe(server), output.read_output(out / "client.jsonl", workload)
+    measured = _measure(server, workload, out, timeout_s)
+    seen = output.read_output(out / "client.jsonl", workload)
     counts = [len(tokenizer(s.text, add_special_tokens=False)["input_ids"]) for s in seen.samples]
     sent = [p.ids for p in encode(workload.items, tokenizer, thinking=workload.thinking)]
     problems = [
-        *dict.fromkeys([*changed, *client_problems()[1], *before.problems, *after.problems]),
-        *clock.problems(seen.duration_s, sum(len(s.itl_s) + 1 for s in seen.samples)),
+        *dict.fromkeys([*changed, *client_problems()[1], *measured.before.problems, *measured.after.problems]),
+        *measured.clock.problems(seen.duration_s, sum(len(s.itl_s) + 1 for s in seen.samples)),
         *output.sample_problems(seen, workload),
         *output.prompt_problems(seen, sent),
         *output.token_problems(seen, counts),
     ]
-    client = {"files_sha256": hashes, "wall_s": clock.wall_s, "window_s": clock.window_s}
-    environment = {
-        **_about(server, workload, before, after),
-        **{"gpu": gpus.summary(), "load_average": loads, "client": client, "refused": problems},
-        **{"cached_tokens": list(seen.cached_tokens), "text_tokens": counts},
-    }
-    result = _result(seen, workload, before, after, environment, line)
+    about = {"refused": problems, "text_tokens": counts, "cached_tokens": list(seen.cached_tokens)}
+    result = _result(seen, measured, {**_about(server, workload, measured, hashes), **about}, workload)
     result.save(out / ("refused.json" if recorded and problems else "load.json"))
     _refuse("after", problems, recorded, server.name)
     return result
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was seen around the client's run."""
+
+    before: Observation
+    after: Observation
+    clock: OutsideClock
+    gpu: dict[str, Any]
+    load_average: tuple[float, float]
+    line: tuple[str, ...]
+
+
+def _measure(server: Server, workload: Workload, out: Path, timeout_s: float) -> _Measured:
+    for name in ("client.jsonl", "load.json", "refused.json"):
+        (out / name).unlink(missing_ok=True)  # the client appends; an older result must not pass for this one
+    warm_up(server.client, workload.concurrency)
+    command.write_dataset(workload, out / "dataset.jsonl")
+    before, load = observe(server), provenance.load_average()
+    line = _command(before.info, server.url, workload, out)
+    with GpuWatch() as gpus:
+        clock = run_client(line, command.client_environment(), out / "client.log", timeout_s)
+    loads = (load, provenance.load_average())
+    return _Measured(before, observe(server), clock, gpus.summary(), loads, line)
 
 
 def warm_up(client: Client, concurrency: int) -> None:
@@ -95,36 +108,33 @@ def _command(info: dict[str, Any], url: str, workload: Workload, out: Path) -> t
     return tuple(command.command_line(url, model, served, tokenizer, workload, out.resolve()))
 
 
-def _about(server: Server, workload: Workload, before: Observation, after: Observation) -> dict[str, Any]:
+def _about(server: Server, workload: Workload, measured: _Measured, hashes: dict[str, str]) -> dict[str, Any]:
+    before, after, clock = measured.before, measured.after, measured.clock
     return {
         "provenance": provenance.collect(after.attestation, seed=workload.seed, workload=workload.about()),
         "server": {"name": server.name, "command": server.command, "start_s": server.start_s},
         "server_env": variables_that_matter(after.env),
         "hits_grown": hits_grown(before.attestation, after.attestation),
+        "gpu": measured.gpu,
+        "load_average": list(measured.load_average),
+        "client": {"files_sha256": hashes, "wall_s": clock.wall_s, "window_s": clock.window_s},
     }
 
 
-def _result(
-    seen: ClientOutput,
-    workload: Workload,
-    before: Observation,
-    after: Observation,
-    environment: dict[str, Any],
-    line: tuple[str, ...],
-) -> LoadResult:
-    steps, length, source = _acceptance(seen, before, after)
+def _result(seen: ClientOutput, measured: _Measured, environment: dict[str, Any], workload: Workload) -> LoadResult:
+    steps, length, source = _acceptance(seen, measured.before, measured.after)
     return LoadResult(
         samples=seen.samples,
         duration_s=seen.duration_s,
         concurrency=workload.concurrency,
         verify_steps=steps,
         accept_length=length,
-        server_before=before.info,
-        server_after=after.info,
-        attestation_before=before.attestation,
-        attestation_after=after.attestation,
+        server_before=measured.before.info,
+        server_after=measured.after.info,
+        attestation_before=measured.before.attestation,
+        attestation_after=measured.after.attestation,
         environment={**environment, "verify_steps_from": source},
-        command=line,
+        command=measured.line,
     )
 
 

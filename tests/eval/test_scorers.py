@@ -95,7 +95,7 @@ ATTACKS = {
     "infinite loop": ("while True: pass", "137"),
     "sleep": ("import time; time.sleep(60)", "not done"),
     "memory": ("x = [bytearray(2**20) for _ in range(2**20)]", "MemoryError"),
-    "disk": ("open('/tmp/x', 'wb').write(bytes(2**26))", "OSError"),
+    "disk": ("open('x', 'wb').write(bytes(2**26))", "OSError"),
     "output": ("while True: print('x' * 4096)", "xxx"),
     "writing outside": ("open('/usr/x', 'w')", "Read-only"),
     "signals": ("import os, signal; os.kill(-1, signal.SIGKILL)", "ProcessLookupError"),
