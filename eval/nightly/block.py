@@ -78,6 +78,7 @@ class BlockResult:
         problems: why the block's answers or speed must not be believed.
         attestation: `GET /specpilot` at the end; None without the plugin.
         environment: versions, GPU, clocks, throttle reasons, as the load saw them.
+        seconds: the whole block, server start included, waiting for the host's lock not.
     """
 
     key: BlockKey
@@ -93,6 +94,7 @@ class BlockResult:
     problems: tuple[str, ...] = ()
     attestation: dict[str, Any] | None = None
     environment: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def load(self, concurrency: int) -> LoadFigures | None:
         """Return the load at `concurrency`, if it was measured."""

@@ -71,7 +71,14 @@ def check(config: Config) -> None:
 
 
 def run(
-    config: Config, place: Place, watch: Watcher, *, fresh: bool = False, keep: int = 30, runner: Runner | None = None
+    config: Config,
+    place: Place,
+    watch: Watcher,
+    *,
+    fresh: bool = False,
+    keep: int = 30,
+    host: Path | None = None,
+    runner: Runner | None = None,
 ) -> Result:
     """Run or resume the night, judge it, write its report and its figures.
 
@@ -81,6 +88,7 @@ def run(
         watch: hears what happens.
         fresh: begin anew although an unfinished run could be resumed.
         keep: runs whose raw files stay on disk.
+        host: lock file that every block holds; see `run.measure_night`.
         runner: measures a block; starts servers by default.
 
     Raises:
@@ -88,7 +96,7 @@ def run(
     """
     begin = time.monotonic()
     busy = provenance.busy_warning(provenance.load_average(), provenance.usable_cores())
-    code, host = code_name(), host_name()
+    code, machine = code_name(), host_name()
     pairs = {d.name: resolve(d, packaged_pair) for d in config.deployments} if runner is None else {}
     with locked(place.history), History(place.history) as history:
         row = history.begin(
@@ -96,17 +104,17 @@ def run(
             config=config.model_dump(mode="json"),
             digest=config.digest(),
             code=code,
-            host=host,
+            host=machine,
             within_h=config.resume_within_h,
             fresh=fresh,
         )
         if row.resumed:
             watch.say(f"resuming run {row.id} of {row.started_at}")
         measured = measure_night(
-            config, history, row, place.out, runner or _server_runner(watch), _lookup(pairs, config), watch
+            config, history, row, place.out, runner or _server_runner(watch), _lookup(pairs, config), watch, host
         )
         facts = provenance.collect(_attestation(measured), history=str(place.history), seed=0, busy=busy)
-        document, figures = documents.build(measured, config, history, _pairs(pairs, config), code, host, facts)
+        document, figures = documents.build(measured, config, history, _pairs(pairs, config), code, machine, facts)
         document["night"]["seconds"] = time.monotonic() - begin
         report.write(document, place.out / "runs" / f"{row.id:05d}")
         paths = report.write(document, place.out)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
 from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.nightly.block import BlockResult, read_block
 from specpilot_sglang.eval.nightly.config import Config, Deployment
 from specpilot_sglang.eval.nightly.history import BlockRow, History, RunRow
@@ -100,8 +102,11 @@ def measure_night(
     runner: Runner,
     pairs: Callable[[Deployment], Pair],
     watch: Watcher,
+    host: Path | None = None,
 ) -> Night:
     """Measure every block that is not recorded yet and return all of them.
+
+    `host` is a lock file that each block holds, for machines on which other measurements run too.
 
     Raises:
         SpecPilotError: AR or stock cannot be measured: the night says nothing then. Finished blocks are kept.
@@ -122,7 +127,7 @@ def measure_night(
         reference = _reference(blocks, key, history, run, out)
         spec = BlockSpec(key, config, deployment, pairs(deployment), reference)
         watch.block(key, number, len(keys), "begins")
-        result, reason = _attempts(spec, runner, history, run, folder, out)
+        result, reason = _attempts(spec, runner, history, run, folder, out, host)
         watch.block(key, number, len(keys), f"failed: {reason}" if result is None else "done")
         if result is not None:
             blocks[key] = result
@@ -159,13 +164,16 @@ def _reference(
 
 
 def _attempts(
-    spec: BlockSpec, runner: Runner, history: History, run: RunRow, folder: Path, out: Path
+    spec: BlockSpec, runner: Runner, history: History, run: RunRow, folder: Path, out: Path, host: Path | None
 ) -> tuple[BlockResult | None, str]:
     reason = ""
     for _ in range(TRIES):
         attempt, place = _fresh_folder(folder, spec.key, history.blocks(run.id))
         try:
-            result = runner(spec, place)
+            with host_lock(host):
+                begin = time.monotonic()
+                result = runner(spec, place)
+                result = replace(result, seconds=time.monotonic() - begin)
         except SpecPilotError as exc:
             reason = exc.line()
             history.add_block(run.id, BlockRow(spec.key, attempt, "failed", "", "", reason))
@@ -207,6 +215,7 @@ def as_row(night: Night) -> dict[str, Any]:
         "started_at": night.run.started_at,
         "resumed": night.run.resumed,
         "blocks": len(night.blocks),
+        "block_seconds": sum(b.seconds for b in night.blocks.values()),
         "failures": {key.label: reason for key, reason in night.failures.items()},
         "notices": list(night.notices),
     }

@@ -31,6 +31,9 @@ def nightly(
     init: Annotated[Path | None, typer.Option(help="Write a configuration to start from, and stop.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming an unfinished run.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the configuration, measure nothing.")] = False,
+    host_lock: Annotated[
+        Path | None, typer.Option(help="File that each block locks, as `specpilot ab` does on the same machine.")
+    ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Runs whose raw files are kept.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> int:
@@ -46,7 +49,7 @@ def nightly(
         OUT.print(f"{source}: ok, {night.blocks_of(settings)} blocks, history {place.history}", soft_wrap=True)
         return 0
     with ended_like_ctrl_c():
-        result = night.run(settings, place, _Lines(), fresh=fresh, keep=keep)
+        result = night.run(settings, place, _Lines(), fresh=fresh, keep=keep, host=host_lock)
     if as_json:
         OUT.print_json(json.dumps(result.document))
     else:
