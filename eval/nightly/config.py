@@ -40,6 +40,9 @@ class Deployment(_Strict):
     server_args: Annotated[tuple[str, ...], Field(strict=False, description="Added to all three servers.")] = ()
     stock_args: Annotated[tuple[str, ...], Field(strict=False, description="Stock's best public setting.")] = ()
     env: Annotated[dict[str, str], Field(description="Environment of all three servers.")] = {}
+    cost: Annotated[
+        str | None, Field(description="Cost table (`specpilot cost measure`) whose gaps the report shows.")
+    ] = None
 
 
 class Load(_Strict):
@@ -126,7 +129,7 @@ class Config(_Strict):
     def measured(self, deployment: Deployment) -> str:
         """Return a hash of everything that decides what a figure of `deployment` means, rules left out."""
         parts: dict[str, Any] = {
-            "deployment": deployment.model_dump(mode="json"),
+            "deployment": deployment.model_dump(mode="json", exclude={"cost"}),
             "load": self.load.model_dump(mode="json"),
             "forcing": self.forcing.model_dump(mode="json") if self.forcing else None,
             "accuracy": self.accuracy.model_dump(mode="json") if self.accuracy else None,

@@ -21,6 +21,8 @@ from specpilot_sglang.eval.nightly.plan import BlockKey, Pair, block_keys, packa
 from specpilot_sglang.eval.nightly.run import Night, Runner, locked, measure_night, prune
 from specpilot_sglang.eval.presets import block_size
 from specpilot_sglang.eval.report.page import require_packages
+from specpilot_sglang.loop.cost.gaps import gaps
+from specpilot_sglang.loop.cost.table import find_table
 
 
 class Watcher(Protocol):
@@ -35,10 +37,17 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a night reads and writes: the history file and the folder of reports and raw files."""
+    """Where a night reads and writes.
+
+    Attributes:
+        history: SQLite file.
+        out: folder of reports and raw files.
+        base: what relative paths of the configuration start from.
+    """
 
     history: Path
     out: Path
+    base: Path = Path()
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Result:
 def place_of(config: Config, base: Path) -> Place:
     """Return the night's files; relative ones are taken from `base`."""
     history, out = ((base / Path(text).expanduser()).resolve() for text in (config.history, config.out))
-    return Place(history, out)
+    return Place(history, out, base)
 
 
 def blocks_of(config: Config) -> int:
@@ -60,10 +69,11 @@ def blocks_of(config: Config) -> int:
     return len(block_keys(config))
 
 
-def check(config: Config) -> None:
+def check(config: Config, base: Path = Path()) -> None:
     """Raise `SpecPilotError` for what would otherwise stop the night after the first servers."""
     require_packages("the nightly run", extra="nightly")
     require_otava()
+    costs_of(config, base)
     for deployment in config.deployments:
         pair = resolve(deployment, packaged_pair)
         block_size(pair.draft)
@@ -115,6 +125,8 @@ def run(
         )
         facts = provenance.collect(_attestation(measured), history=str(place.history), seed=0, busy=busy)
         document, figures = documents.build(measured, config, history, _pairs(pairs, config), code, machine, facts)
+        for deployment, terms in zip(document["deployments"], costs_of(config, place.base), strict=True):
+            deployment["cost"] = terms
         document["night"]["seconds"] = time.monotonic() - begin
         report.write(document, place.out / "runs" / f"{row.id:05d}")
         paths = report.write(document, place.out)
@@ -122,6 +134,18 @@ def run(
         history.finish(row.id, verdict, figures)
         prune(place.out, keep)
     return Result(document, paths)
+
+
+def costs_of(config: Config, base: Path) -> list[dict[str, Any] | None]:
+    """Return each deployment's terms of a step from its cost table, None where none is configured."""
+    rows: list[dict[str, Any] | None] = []
+    for deployment in config.deployments:
+        if deployment.cost is None:
+            rows.append(None)
+            continue
+        table = find_table(deployment.cost, base)
+        rows.append({"name": table.name, "labels": list(table.labels), "terms": [vars(t) for t in gaps(table)]})
+    return rows
 
 
 def code_name() -> str:

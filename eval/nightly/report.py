@@ -51,6 +51,7 @@ def _plots(deployment: Mapping[str, Any]) -> list[dict[str, str]]:
         _speed(deployment),
         _histogram(deployment),
         _time(deployment),
+        _cost(deployment),
         _history(deployment, "speedup.", "ratio of tok/s", "Speed-ups over the runs; dashed: change points."),
         _history(
             deployment, "accept_length.specpilot", "tokens a verify step", "Accept length of the plugin over the runs."
@@ -101,6 +102,30 @@ def _time(deployment: Mapping[str, Any]) -> dict[str, str] | None:
         return None
     caption = "Where the time goes: a request's milliseconds for each output token."
     return _plot(plots.stacked(rows, label="ms an output token"), "Where the time goes", caption)
+
+
+def _cost(deployment: Mapping[str, Any]) -> dict[str, str] | None:
+    cost = deployment.get("cost")
+    if not cost:
+        return None
+    rows = {}
+    for term in cost["terms"]:
+        known = term["ceiling_s"] is not None
+        parts = {
+            "ceiling": term["ceiling_s"] if known else 0.0,
+            "kernel gap": term["gap_s"] if known else 0.0,
+            "overhead": term["overhead_s"],
+            "not split": 0.0 if known else term["seconds"] - term["overhead_s"],
+        }
+        rows[f"{term['name']} ({term['batch']} x {term['width']})"] = {k: 1e3 * max(0.0, v) for k, v in parts.items()}
+    caption = f"Where a step's time goes, largest gap first; cost table {cost['name']}"
+    caption += "".join(f"; {label}" for label in cost["labels"]) + "."
+    return _plot(plots.stacked(_used(rows), label="ms"), "Where a step's time goes", caption)
+
+
+def _used(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    empty = [part for part in next(iter(rows.values())) if not any(row[part] for row in rows.values())]
+    return {name: {part: value for part, value in row.items() if part not in empty} for name, row in rows.items()}
 
 
 def _history(deployment: Mapping[str, Any], prefix: str, label: str, caption: str) -> dict[str, str] | None:

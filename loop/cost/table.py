@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,22 @@ def load_table(path: Path) -> CostTable:
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as exc:
         fix = "measure one with `specpilot cost measure`"
         raise SpecPilotError(f"cannot read the cost table ({exc})", where=path, fix=fix) from exc
+
+
+def find_table(name: str, base: Path = Path()) -> CostTable:
+    """Read the table in the file `name`, relative to `base`, or the packaged table of that name.
+
+    Raises:
+        SpecPilotError: there is none, or it cannot be read.
+    """
+    if name.endswith(".json") or "/" in name:
+        return load_table(base / Path(name).expanduser())
+    folder = Path(str(resources.files("specpilot_sglang.loop.cost") / "tables"))
+    known = sorted(p.stem for p in folder.glob("*.json"))
+    if name not in known:
+        fix = f"use one of {', '.join(known)}, or a .json file"
+        raise SpecPilotError(f"no packaged cost table is called {name!r}", fix=fix)
+    return load_table(folder / f"{name}.json")
 
 
 def _from_json(row: Mapping[str, Any]) -> CostTable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from enum import IntEnum
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from specpilot_sglang.loop.cost.distribution import AcceptDistribution
 from specpilot_sglang.loop.cost.gaps import Term, gaps
 from specpilot_sglang.loop.cost.measure import Case, Plan, cases_of
 from specpilot_sglang.loop.cost.measure import measure as measure_table
-from specpilot_sglang.loop.cost.table import CostTable, load_table
+from specpilot_sglang.loop.cost.table import CostTable, find_table
 
 app = typer.Typer(no_args_is_help=True, help="What a step costs, where its time goes, which speed-up follows.")
 
@@ -98,7 +97,7 @@ def show_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the terms of a step with ceiling, kernel gap and overhead, the largest gap first."""
-    loaded = _load(table)
+    loaded = find_table(table)
     terms = gaps(loaded, batch, width)
     if as_json:
         rows = [{**vars(term), "loss_s": term.loss_s} for term in terms]
@@ -123,7 +122,7 @@ def predict_command(
     as_json: AsJson = False,
 ) -> None:
     """Predict speed and speed-up of a setting, prompts left out."""
-    loaded = _load(table)
+    loaded = find_table(table)
     size = block or loaded.block
     setting = predict.Setting(
         accept=_distribution(loaded, suite, accept, accept_length, size),
@@ -158,18 +157,6 @@ def _case(text: str) -> Case:
     except ValueError:
         fix = "write BLOCK:CONCURRENCY:SUITE, such as 6:2:gsm8k"
         raise SpecPilotError(f"{text!r} is no held-out setting", where="--held-out", fix=fix) from None
-
-
-def _load(name: str) -> CostTable:
-    if name.endswith(".json") or "/" in name:
-        return load_table(Path(name))
-    folder = Path(str(resources.files("specpilot_sglang.loop.cost") / "tables"))
-    known = sorted(p.stem for p in folder.glob("*.json"))
-    if name not in known:
-        raise SpecPilotError(
-            f"no packaged table is called {name!r}", fix=f"use one of {', '.join(known)}, or a .json file"
-        )
-    return load_table(folder / f"{name}.json")
 
 
 def _distribution(

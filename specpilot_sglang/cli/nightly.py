@@ -44,7 +44,7 @@ def nightly(
     settings = load_config(source)
     # The packaged file's own folder is no place to write to.
     place = night.place_of(settings, source.parent if config else Path("specpilot-nightly"))
-    night.check(settings)
+    night.check(settings, place.base)
     if check:
         OUT.print(f"{source}: ok, {night.blocks_of(settings)} blocks, history {place.history}", soft_wrap=True)
         return 0

@@ -173,7 +173,7 @@ def test_the_packaged_h200_table_says_what_it_is_and_gives_the_measured_speedup(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("show", "nothing"), "no packaged table"),
+        (("show", "nothing"), "no packaged cost table"),
         (("show", "missing.json"), "cannot read"),
         (("predict", "h200-qwen3.8-27b-dflash2"), "accept distribution once"),
         (("predict", "h200-qwen3.8-27b-dflash2", "--accept", "a,b"), "no counts"),

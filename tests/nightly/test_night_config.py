@@ -106,6 +106,12 @@ def test_a_model_that_is_not_there_is_found_before_any_server(cli, tmp_path):
     assert "config.json" in done.err
 
 
+def test_a_cost_table_that_is_not_there_is_found_before_any_server(cli, tmp_path):
+    done = cli("nightly", "--config", write(tmp_path, GOOD.replace("- name: small", "- {name: small, cost: no.json}")))
+    assert done.code == 2
+    assert str(tmp_path / "no.json") in done.err
+
+
 def test_rules_do_not_start_another_history_but_prompts_do(tmp_path):
     first = load_config(write(tmp_path, GOOD))
     rules = load_config(write(tmp_path, GOOD + "rules: {slower_than_stock: 0.05}\nrounds: 9\n"))

@@ -53,7 +53,8 @@ def page(tmp_path_factory) -> Path:
             night.report.write = write
         load = {"suites": {"gsm8k": 2}, "max_new_tokens": 64, "concurrency": [1, 4]}
         runner = Fake(mismatches={"stock": 2, "specpilot": 2}, speed={"specpilot": 0.7})
-        return night.run(config(load=load), place, Quiet(), runner=runner).paths["html"]
+        small = [{"name": "small", "cost": "h200-qwen3.8-27b-dflash2"}]
+        return night.run(config(load=load, deployments=small), place, Quiet(), runner=runner).paths["html"]
 
 
 def look(page: Path, width: int, folder: Path) -> tuple[dict, str]:
@@ -78,7 +79,7 @@ def test_the_nightly_report_shows_every_plot(page, tmp_path, width):
     assert found["width"] == width
     assert found["scroll"] <= width
     assert found["external"] == []
-    assert len(found["images"]) == 5
+    assert len(found["images"]) == 6
     for image in found["images"]:
         assert image["complete"]
         assert image["visible"]
