@@ -87,9 +87,14 @@ def layer_bits() -> dict[str, float]:
 
 def _decode_while_loading() -> Patch:
     def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        import torch
+
+        from specpilot_sglang.w12.guards import server_setting
         from specpilot_sglang.w12.stream import decode_stream
 
-        return decode_stream(original(*args, **kwargs))
+        on_gpu = server_setting("device") == "cuda"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
+        return decode_stream(original(*args, **kwargs), device)
 
     return Patch(
         "sglang.srt.model_loader.loader:DefaultModelLoader._get_weights_iterator",

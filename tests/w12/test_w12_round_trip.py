@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from w12_data import gaussian, mixed_tensors, write_checkpoint
 
+from specpilot_sglang.errors import W12Error
 from specpilot_sglang.w12.pack import PackOptions, pack_checkpoint
 from specpilot_sglang.w12.rawfile import SafetensorsReader
 from specpilot_sglang.w12.stats import STATS
@@ -71,14 +72,17 @@ def test_other_readers_can_open_the_packed_file(checkpoint: Path, tmp_path: Path
     assert tensors["model.embed.weight.w12_a"].shape == (300, 96)
 
 
-def test_stream_gives_original_names_shapes_and_bits(sharded: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_stream_gives_original_names_shapes_and_bits(
+    device: torch.device | None, sharded: Path, tmp_path: Path
+) -> None:
     pack_checkpoint(sharded, tmp_path / "packed", PackOptions())
     shards = sorted((tmp_path / "packed").glob("*.safetensors"))
     items = [item for shard in shards for item in load_file(shard).items()]
     decoded = STATS.decoded
     # Parts of different tensors interleaved, in any order.
     np.random.default_rng(0).shuffle(items)
-    found = dict(decode_stream(items))
+    found = dict(decode_stream(items, device))
     original = {n: t for shard in sorted(sharded.glob("*.safetensors")) for n, t in load_file(shard).items()}
     assert found.keys() == original.keys()
     assert STATS.decoded > decoded
@@ -87,6 +91,21 @@ def test_stream_gives_original_names_shapes_and_bits(sharded: Path, tmp_path: Pa
         assert found[name].shape == tensor.shape, name
         raw, expected = (t.contiguous().flatten().view(torch.uint8) for t in (found[name], tensor))
         assert torch.equal(raw, expected), name
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_one_flipped_bit_ends_the_stream_with_the_tensors_name(
+    device: torch.device | None, sharded: Path, tmp_path: Path
+) -> None:
+    pack_checkpoint(sharded, tmp_path / "packed", PackOptions())
+    shards = sorted((tmp_path / "packed").glob("*.safetensors"))
+    items = {name: t for shard in shards for name, t in load_file(shard).items()}
+    last = [name for name in items if name.endswith(".w12_b")][-1]
+    items[last] = items[last].clone()
+    items[last].view(-1)[7] ^= 1
+    with pytest.raises(W12Error, match="SHA-256 differs") as error:
+        list(decode_stream(items.items(), device))
+    assert error.value.where == last.removesuffix(".w12_b")
 
 
 def test_config_and_index_of_the_packed_checkpoint(sharded: Path, tmp_path: Path) -> None:
