@@ -113,8 +113,9 @@ def _cost(deployment: Mapping[str, Any]) -> dict[str, str] | None:
         known = term["ceiling_s"] is not None
         parts = {
             "ceiling": term["ceiling_s"] if known else 0.0,
-            "kernel gap": term["gap_s"] if known else 0.0,
+            "kernel gap": term["gap_s"] if known and term["timed"] else 0.0,
             "overhead": term["overhead_s"],
+            "gap and overhead": term["gap_s"] if known and not term["timed"] else 0.0,
             "not split": 0.0 if known else term["seconds"] - term["overhead_s"],
         }
         rows[f"{term['name']} ({term['batch']} x {term['width']})"] = {k: 1e3 * max(0.0, v) for k, v in parts.items()}

@@ -19,8 +19,9 @@ class Term:
         seconds: the whole term.
         ceiling_s: the least that the machine's measured rates allow; None when work or rates are unknown.
         bound: `bytes` or `FLOP`: what the ceiling comes from.
-        gap_s: passes minus ceiling; for `t_step` it holds overhead too. None without a ceiling.
+        gap_s: passes minus ceiling; None without a ceiling. Where passes were not timed it holds the overhead too.
         overhead_s: wall minus passes; 0 for draft and verify, whose share of it is `t_overhead`.
+        timed: whether the passes were timed apart from the rest of the step.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Term:
     bound: str
     gap_s: float | None
     overhead_s: float
+    timed: bool = True
 
     @property
     def loss_s(self) -> float:
@@ -66,7 +68,7 @@ def gaps(table: CostTable, batch: int | None = None, width: int | None = None) -
 def _plain(table: CostTable, point: StepTime) -> list[Term]:
     ceiling, bound = _ceiling(table, point, "target")
     passes = point.step_s if point.verify_s is None else point.verify_s
-    return [_term("t_AR", point, point.step_s, ceiling, bound, passes)]
+    return [_term("t_AR", point, point.step_s, ceiling, bound, passes, timed=point.verify_s is not None)]
 
 
 def _speculative(table: CostTable, point: StepTime) -> list[Term]:
@@ -74,7 +76,7 @@ def _speculative(table: CostTable, point: StepTime) -> list[Term]:
     draft, draft_bound = _ceiling(table, point, "draft")
     if point.draft_s is None or point.verify_s is None or point.overhead_s is None:
         both = None if target is None or draft is None else target + draft
-        return [_term("t_step", point, point.step_s, both, bound, point.step_s)]
+        return [_term("t_step", point, point.step_s, both, bound, point.step_s, timed=False)]
     overhead = Term("t_overhead", point.batch, point.width, point.overhead_s, None, "", None, point.overhead_s)
     return [
         _term("t_verify", point, point.verify_s, target, bound, point.verify_s),
@@ -83,9 +85,18 @@ def _speculative(table: CostTable, point: StepTime) -> list[Term]:
     ]
 
 
-def _term(name: str, point: StepTime, whole: float, ceiling: float | None, bound: str, passes: float) -> Term:
+def _term(
+    name: str,
+    point: StepTime,
+    whole: float,
+    ceiling: float | None,
+    bound: str,
+    passes: float,
+    *,
+    timed: bool = True,
+) -> Term:
     gap = None if ceiling is None else passes - ceiling
-    return Term(name, point.batch, point.width, whole, ceiling, bound, gap, whole - passes)
+    return Term(name, point.batch, point.width, whole, ceiling, bound, gap, whole - passes, timed)
 
 
 def _ceiling(table: CostTable, point: StepTime, model: str) -> tuple[float | None, str]:

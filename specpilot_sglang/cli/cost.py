@@ -184,6 +184,7 @@ def _print_gaps(table: CostTable, terms: list[Term]) -> None:
     for t in terms:
         milliseconds = [None if v is None else 1e3 * v for v in (t.seconds, t.ceiling_s, t.gap_s, t.overhead_s)]
         whole, ceiling, gap, overhead = ("-" if v is None else number(v) for v in milliseconds)
+        overhead = overhead if t.timed else "in the gap"
         shown.add_row(t.name, f"{t.batch} x {t.width}", whole, ceiling, t.bound or "-", gap, overhead)
     OUT.print(shown)
     if table.rates:

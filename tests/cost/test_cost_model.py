@@ -126,6 +126,7 @@ def test_gaps_of_a_table_without_split_steps_or_rates():
     terms = {t.name: t for t in gaps(table(spec=whole))}
     assert set(terms) == {"t_step", "t_AR"}
     assert terms["t_step"].ceiling_s is not None
+    assert not terms["t_step"].timed
     assert all(t.gap_s is None for t in gaps(table(rates=None)) if t.name != "t_overhead")
     with pytest.raises(SpecPilotError, match="apart"):
         predict(table(spec=whole), Setting(AcceptDistribution.of_counts([1, 1]), 8, cheap_rounds=1))
