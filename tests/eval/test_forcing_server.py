@@ -22,12 +22,15 @@ TOKENS = 40
 
 
 def perturbed(model: Path, folder: Path) -> Path:
-    """A copy of the model with one of its 211 matrices 3% larger."""
+    """A copy of the model with one of its 211 matrices 25% larger: about 4% of greedy tokens change.
+
+    Token forcing sees what changes tokens; 3% larger changed none of 320.
+    """
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder)
     tensors = load_file(folder / "model.safetensors")
-    tensors[WEIGHT] = tensors[WEIGHT] * 1.03
+    tensors[WEIGHT] = tensors[WEIGHT] * 1.25
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
