@@ -9,6 +9,7 @@ import sys
 import time
 from importlib.metadata import PathDistribution
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -229,3 +230,73 @@ def test_absent_gpu_is_said_and_throttling_is_summed_up():
     with gpu.GpuWatch(0.01, lambda: {"gpus": [], "absent": "no driver"}) as nothing:
         pass
     assert nothing.summary() == {"gpus": [], "absent": "no driver"}
+
+
+class FakeNvml:
+    """NVML as `gpu.snapshot` calls it: one throttled GPU that does not tell its power."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, driver: bool = True) -> None:
+        self.driver, self.open = driver, 0
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise RuntimeError("library not found")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu{index}"
+
+    def nvmlDeviceGetName(self, gpu: str) -> str:
+        return "Toy H200"
+
+    def nvmlDeviceGetClockInfo(self, gpu: str, which: int) -> int:
+        return {1: 1980, 2: 3201}[which]
+
+    def nvmlDeviceGetTemperature(self, gpu: str, which: int) -> int:
+        return 71
+
+    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
+        raise RuntimeError("not supported")
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: str) -> SimpleNamespace:
+        return SimpleNamespace(used=3 * 2**30)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
+        return 0x44 | 0x1  # idle is no throttling
+
+
+def test_gpu_reading_and_absent_driver(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    (row,) = gpu.snapshot()["gpus"]
+    assert (row["sm_mhz"], row["memory_mhz"], row["temperature_c"], row["memory_used_gib"]) == (1980, 3201, 71, 3.0)
+    assert row["power_w"] is None
+    assert row["throttled"] == ["software power cap", "hardware thermal slowdown"]
+    assert fake.open == 0
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
+    assert gpu.snapshot() == {"gpus": [], "absent": "no NVIDIA driver: library not found"}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "not installed" in gpu.snapshot()["absent"]
+
+
+def test_throttle_bits_are_nvmls():
+    import pynvml
+
+    named = {getattr(pynvml, n): n for n in dir(pynvml) if n.startswith("nvmlClocksThrottleReason")}
+    names = {bit: named[bit].removeprefix("nvmlClocksThrottleReason") for bit in gpu.THROTTLE_BITS}
+    assert names == {
+        0x4: "SwPowerCap",
+        0x8: "HwSlowdown",
+        0x20: "SwThermalSlowdown",
+        0x40: "HwThermalSlowdown",
+        0x80: "HwPowerBrakeSlowdown",
+    }
