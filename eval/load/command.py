@@ -38,6 +38,8 @@ def _row(workload: Workload, index: int) -> dict[str, Any]:
     }
     if workload.temperature > 0:
         row["seed"] = workload.seed * 1_000_003 + index
+    if workload.ignore_eos:
+        row["skip_special_tokens"] = False  # so that the text holds every token, end tokens in the middle too
     if workload.thinking is not None:
         row["chat_template_kwargs"] = {"enable_thinking": workload.thinking}
     return row

@@ -164,8 +164,10 @@ def test_dataset_keeps_order_and_carries_what_each_request_needs(tmp_path):
     assert rows[0]["chat_template_kwargs"] == {"enable_thinking": True}
     assert rows[0]["stream_options"] == {"include_usage": True}
     assert rows[0]["seed"] != rows[1]["seed"]
-    command.write_dataset(Workload(items, 7, 1), tmp_path / "d.jsonl")
-    assert "seed" not in json.loads((tmp_path / "d.jsonl").read_text().splitlines()[0])
+    command.write_dataset(Workload(items, 7, 1, ignore_eos=True), tmp_path / "d.jsonl")
+    row = json.loads((tmp_path / "d.jsonl").read_text().splitlines()[0])
+    assert "seed" not in row
+    assert row["skip_special_tokens"] is False
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"duration": 1.0}), json.dumps({"input_lens": [1]})])
