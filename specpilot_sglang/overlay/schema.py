@@ -87,19 +87,20 @@ class LmHead(_Strict):
 
 
 class Tree(_Strict):
-    """What the drafter's block becomes: one chain, or a best-first tree under a node budget."""
+    """What the drafter's block becomes: one chain, or the best-first tree under a node budget.
+
+    `budget` and `max_depth` bound a chain, too, so that tree against chain is `kind` alone: a chain of budget 32 is
+    as long as the drafter's block.
+    """
 
     kind: Literal["chain", "best-first"] = "chain"
-    budget: Annotated[int | None, Field(ge=2, le=1024, description="Nodes a request and verify pass.")] = None
+    budget: Annotated[
+        int | None, Field(ge=2, le=128, description="Most rows a request has in a verify pass, its root included.")
+    ] = None
     max_depth: Annotated[int | None, Field(ge=1, le=64, description="Tokens from the root to the deepest node.")] = None
 
     @model_validator(mode="after")
-    def _budget_belongs_to_trees(self) -> Tree:
-        if self.kind == "chain" and (self.budget is not None or self.max_depth is not None):
-            fix = (
-                "set kind: best-first, or remove them (server_args.speculative_num_draft_tokens sets a chain's length)"
-            )
-            raise _error("a chain has no budget or max_depth", fix)
+    def _tree_has_a_budget(self) -> Tree:
         if self.kind == "best-first" and self.budget is None:
             raise _error("kind best-first needs a budget", "add budget, e.g. 32 nodes")
         return self
@@ -154,6 +155,14 @@ class Overlay(_Strict):
     batching: Batching = Batching()
     server_args: ServerArgOverrides = ServerArgOverrides()
     patches: Annotated[tuple[PatchRef, ...], Field(strict=False, max_length=32)] = ()
+
+    @model_validator(mode="after")
+    def _one_width(self) -> Overlay:
+        bounded = self.tree.budget is not None or self.tree.max_depth is not None
+        if bounded and self.server_args.speculative_num_draft_tokens is not None:
+            what = "tree and server_args.speculative_num_draft_tokens both set the width of a verify pass"
+            raise _error(what, "remove server_args.speculative_num_draft_tokens")
+        return self
 
     @property
     def mechanisms(self) -> tuple[str, ...]:

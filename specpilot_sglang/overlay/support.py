@@ -10,7 +10,6 @@ from specpilot_sglang.overlay.schema import Overlay
 #: Mechanism -> (where the overlay asks for it, the value that means stock behaviour).
 _NOT_YET: dict[str, tuple[tuple[str, ...], str]] = {
     "certified-int8-lm-head": (("lm_head", "certified_int8"), "false"),
-    "best-first-tree": (("tree", "kind"), "chain"),
     "two-level-verify": (("verify", "levels"), "1, without cheap_rounds"),
     "shared-node-budget": (("batching", "shared_node_budget"), "unset"),
     "per-request-block": (("batching", "block_size"), "fixed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from specpilot_sglang.overlay import Overlay, select_overlay, validate_supported
@@ -10,11 +11,12 @@ from specpilot_sglang.patching import PatchSet
 from specpilot_sglang.plugin import attestation
 from specpilot_sglang.plugin.active import Active, overlay_mode, stock_mode
 from specpilot_sglang.plugin.arguments import fill, planned_arguments, uses_w12
-from specpilot_sglang.plugin.deployment import describe, read_models, refuse_unsupported
+from specpilot_sglang.plugin.deployment import describe, gpu_name, read_models, refuse_unsupported
 from specpilot_sglang.plugin.drafter import check_drafter
 from specpilot_sglang.plugin.launcher import check_version, installed_sglang_version
 from specpilot_sglang.plugin.mechanisms import install_mechanisms, install_w12
 from specpilot_sglang.plugin.request import Request
+from specpilot_sglang.tree.settings import check_arguments, tree_arguments, tree_settings
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +41,18 @@ def activate(server_args: Any, request: Request) -> Active:
         validate_supported(loaded)
     overlay = loaded.overlay if loaded else None
     w12 = uses_w12(server_args, overlay, target)
-    filled, overridden = fill(server_args, planned_arguments(server_args, overlay, target, drafter))
+    tree = tree_settings(overlay)
+    wanted = planned_arguments(server_args, overlay, target, drafter)
+    wanted |= tree_arguments(overlay, drafter, gpu_name(server_args.device))
+    check_arguments(overlay, server_args)
+    filled, overridden = fill(server_args, wanted)
     common = {
         "request": request.overlay or "auto",
         "algorithm": server_args.speculative_algorithm,
         "server_args": filled,
         "overridden": overridden,
         "w12": _w12_settings(overlay) if w12 else None,
+        "tree": asdict(tree) if tree else None,
     }
     if loaded is None:
         logger.warning("specpilot: no overlay matches this deployment, serving stock (auto-or-stock)")

@@ -27,6 +27,7 @@ class Active:
         server_args: arguments that the overlay or the plugin filled in.
         overridden: overlay arguments that the user's own flags replaced.
         w12: settings of the W12 method (`max_bits`, `exclude`), None where no weights are W12.
+        tree: settings of the draft tree (`budget`, `max_depth`), None for a chain.
     """
 
     mode: str
@@ -38,6 +39,7 @@ class Active:
     server_args: dict[str, Any] = field(default_factory=dict)
     overridden: dict[str, Any] = field(default_factory=dict)
     w12: dict[str, Any] | None = None
+    tree: dict[str, Any] | None = None
 
     @property
     def stock(self) -> bool:

@@ -54,11 +54,14 @@ def rank_report(rank: int | None = None) -> dict[str, Any]:
 
 def mechanism_report(active: Active) -> dict[str, Any]:
     """Return each mechanism's own figures."""
-    if active.w12 is None:
-        return {}
-    from specpilot_sglang.w12 import quant_method
+    report: dict[str, Any] = {}
+    if active.w12 is not None:
+        from specpilot_sglang.w12 import quant_method
 
-    return {"w12": quant_method.report()}
+        report["w12"] = quant_method.report()
+    if active.tree is not None:
+        report["best-first-tree"] = dict(active.tree)
+    return report
 
 
 def summary() -> str:

@@ -49,7 +49,8 @@ def install_mechanisms(active: Active) -> list[Patch]:
         raise PluginError(
             "the overlay's files changed while the server was starting", where=loaded.path, fix="start the server again"
         )
-    return [*_step_counter(active.algorithm), *_overlay_patches(loaded)]
+    # The tree's worker is a subclass of the counted one, so it comes after the counter.
+    return [*_step_counter(active.algorithm), *_tree(active), *_overlay_patches(loaded)]
 
 
 def _step_counter(algorithm: str | None) -> Iterable[Patch]:
@@ -63,6 +64,15 @@ def _step_counter(algorithm: str | None) -> Iterable[Patch]:
         return original(*args, **kwargs)
 
     yield around(target, count, "counts draft-and-verify steps")
+
+
+def _tree(active: Active) -> Iterable[Patch]:
+    if active.tree is None:
+        return []
+    from specpilot_sglang.tree.patches import tree_patches
+    from specpilot_sglang.tree.settings import TreeSettings
+
+    return tree_patches(TreeSettings(**active.tree), SPEC_STEPS)
 
 
 def _overlay_patches(loaded: LoadedOverlay) -> Iterable[Patch]:

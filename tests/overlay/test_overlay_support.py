@@ -7,7 +7,6 @@ from specpilot_sglang.overlay.schema import Batching, LmHead, Overlay, Tree, Ver
 
 ASKS = [
     ("lm_head: {certified_int8: true}", "certified-int8-lm-head", "lm_head.certified_int8"),
-    ("tree: {kind: best-first, budget: 32, max_depth: 8}", "best-first-tree", "tree.kind"),
     ("verify: {levels: 2, cheap_rounds: 1}", "two-level-verify", "verify.levels"),
     ("batching: {shared_node_budget: 256}", "shared-node-budget", "batching.shared_node_budget"),
     ("batching: {block_size: per-request}", "per-request-block", "batching.block_size"),
@@ -36,11 +35,12 @@ def test_validate_command_refuses_what_the_server_would_refuse(cli, make_overlay
 
 
 def test_supported_parts_pass(make_overlay):
-    text = "name: x\nweights: {format: w12, max_bits: 12.25}\ntree: {kind: chain}\nserver_args: {page_size: 1}\n"
+    tree = "tree: {kind: best-first, budget: 32, max_depth: 8}"
+    text = f"name: x\nweights: {{format: w12, max_bits: 12.25}}\n{tree}\nserver_args: {{page_size: 1}}\n"
     patches = "patches: [{file: a.py, function: f}]\n"
     loaded = load_overlay(str(make_overlay(text + patches, a="def f(): return []\n")))
     validate_supported(loaded)
-    assert loaded.overlay.mechanisms == ("w12",)
+    assert loaded.overlay.mechanisms == ("w12", "best-first-tree")
     assert loaded.overlay.server_args.as_dict() == {"page_size": 1}
 
 

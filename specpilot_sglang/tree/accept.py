@@ -1,0 +1,123 @@
+"""Exact acceptance: the target's own token at every node, then the path that agrees with it.
+
+Greedy or sampled, each node's token comes from the target alone and the walk only looks it up among the children, so
+what is emitted is distributed exactly as plain decoding's. (min(1, p/q) over marginals is not: siblings of one node
+are not draws from one q.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specpilot_sglang.kernels.tree_build.tree import Trees
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a verify pass settled, for `batch` requests and paths of at most `width` nodes.
+
+    Attributes:
+        index: int64 [batch, width], nodes of the accepted path from the root on, -1 past its end.
+        lens: int32 [batch], tokens emitted, the target's own last one included.
+        tokens: int64 [batch, width], the emitted tokens; undefined past `lens`.
+        bonus: int64 [batch], the last of them, which no draft proposed.
+    """
+
+    index: torch.Tensor
+    lens: torch.Tensor
+    tokens: torch.Tensor
+    bonus: torch.Tensor
+
+    def flat_index(self, nodes: int) -> torch.Tensor:
+        """`index` into a batch's flat rows, `nodes` rows a request; int64 [batch, width], -1 past the path."""
+        offset = torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
+        return torch.where(self.index >= 0, self.index + offset, -1)
+
+    def front_index(self) -> torch.Tensor:
+        """`index` where the path goes on and a row's own place past it; int64 [batch, width]."""
+        own = torch.arange(self.index.shape[1], device=self.index.device)
+        return torch.where(self.index >= 0, self.index, own)
+
+
+def walk(trees: Trees, seen: torch.Tensor, chosen: torch.Tensor, width: int) -> Accepted:
+    """Follow the children that carry the target's token, from the root until none does.
+
+    Args:
+        trees: the drafted trees.
+        seen: bool [batch, nodes, nodes], `trees.ancestors()`.
+        chosen: int [batch, nodes], the target's token after each node.
+        width: longest path, the root included.
+    """
+    chosen = chosen.long()
+    parents = trees.parents
+    agrees = (trees.tokens == chosen.gather(1, parents.clamp(min=0))) & (parents >= 0)
+    agrees[:, 0] = True
+    # A node is on the path when it and every ancestor of it agree; siblings differ, so one path is left.
+    kept = ~(seen & ~agrees[:, None, :]).any(-1)
+    batch, nodes = kept.shape
+    index = torch.full((batch, width + 1), -1, dtype=torch.int64, device=kept.device)
+    place = torch.where(kept, trees.depths, width)
+    index.scatter_(1, place, torch.arange(nodes, device=kept.device).expand(batch, -1))
+    index = index[:, :width]
+    lens = kept.sum(1)
+    tokens = chosen.gather(1, index.clamp(min=0))
+    bonus = tokens.gather(1, (lens - 1)[:, None]).squeeze(1)
+    return Accepted(index, lens.int(), tokens, bonus)
+
+
+def draw(probs: torch.Tensor, seeds: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
+    """Draw one token a row.
+
+    Args:
+        probs: float [rows, vocab]; rows need not sum to 1.
+        seeds: int64 [rows] seeds of the requests, None for torch's generator. With seeds a row draws what plain
+            decoding draws at this position.
+        positions: int64 [rows], sequence positions of the rows' input tokens.
+
+    Returns:
+        int64 [rows].
+    """
+    if seeds is not None:
+        from sglang.srt.layers.sampler import multinomial_with_seed
+
+        drawn: torch.Tensor = multinomial_with_seed(probs.log(), seeds, positions)
+        return drawn.view(-1).long()
+    # Exponential clocks: the first to ring is a draw, whatever the rows sum to; no probability sync as multinomial's.
+    clocks = torch.empty_like(probs, dtype=torch.float32).exponential_().clamp_(min=torch.finfo(torch.float32).tiny)
+    return (probs.float() / clocks).argmax(-1)
+
+
+def target_tokens(logits: torch.Tensor, sampling: Any, draft_input: Any, positions: torch.Tensor) -> torch.Tensor:
+    """The target's token after each node.
+
+    Args:
+        logits: float [batch * nodes, vocab], with penalties, biases and grammar masks applied.
+        sampling: the batch's `SamplingBatchInfo`, or None for greedy.
+        draft_input: SGLang's draft state, which knows the batch's largest top-k.
+        positions: int64 [batch * nodes].
+
+    Returns:
+        int64 [batch * nodes].
+    """
+    if sampling is None or sampling.is_all_greedy:
+        return logits.argmax(-1)
+    from sglang.srt.speculative.dflash_utils import build_speculative_verify_target_probs
+
+    batch = len(sampling)
+    nodes = logits.shape[0] // batch
+    probs = build_speculative_verify_target_probs(
+        next_token_logits=logits,
+        sampling_info=sampling,
+        draft_token_num=nodes,
+        bs=batch,
+        max_top_k=draft_input.max_top_k,
+        uniform_top_k_value=draft_input.uniform_top_k_value,
+    ).view(batch * nodes, -1)
+    if sampling.need_min_p_sampling:
+        floor = sampling.min_ps.repeat_interleave(nodes)[:, None] * probs.amax(-1, keepdim=True)
+        probs = probs.where(probs >= floor, 0.0)
+    seeds = sampling.sampling_seed
+    return draw(probs, None if seeds is None else seeds.repeat_interleave(nodes), positions)

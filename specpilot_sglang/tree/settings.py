@@ -1,0 +1,122 @@
+"""What an overlay's `tree` asks for, checked against the drafter, as server arguments and worker settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specpilot_sglang.errors import PluginError
+from specpilot_sglang.overlay import Overlay
+from specpilot_sglang.plugin.checkpoints import Checkpoint
+
+#: Block size that SGLang assumes where the drafter's config names none.
+_DEFAULT_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """Shape of a draft tree.
+
+    Attributes:
+        budget: rows of a verify pass for each request, the root included.
+        max_depth: tokens from the root to the deepest node, None for the drafter's whole block.
+    """
+
+    budget: int
+    max_depth: int | None = None
+
+    def block(self, trained: int) -> int:
+        """Tokens the drafter is asked for at once, the committed one included; never more than can be verified."""
+        return min(trained, self.budget, trained if self.max_depth is None else self.max_depth + 1)
+
+
+def tree_settings(overlay: Overlay | None) -> TreeSettings | None:
+    """Return the tree an overlay asks for, None for a chain."""
+    if overlay is None or overlay.tree.kind != "best-first" or overlay.tree.budget is None:
+        return None
+    return TreeSettings(overlay.tree.budget, overlay.tree.max_depth)
+
+
+def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str) -> dict[str, Any]:
+    """Return the server arguments of the overlay's tree or bounded chain, by `ServerArgs` field.
+
+    Args:
+        overlay: the chosen overlay.
+        drafter: the drafter's config, None without speculation.
+        gpu: name of the device, `cpu` on the reference platform.
+
+    Raises:
+        PluginError: trees were asked for where they cannot be served.
+    """
+    if overlay is None or (overlay.tree.budget is None and overlay.tree.max_depth is None):
+        return {}
+    if drafter is None:
+        raise PluginError(
+            "the overlay's tree needs a drafter", where=overlay.name, fix="give --speculative-draft-model-path"
+        )
+    settings = tree_settings(overlay)
+    if settings is None:
+        bounds = [_block_size(drafter)]
+        bounds += [n for n in (overlay.tree.budget, _plus_root(overlay.tree.max_depth)) if n is not None]
+        return {"speculative_num_draft_tokens": min(bounds)}
+    _check(overlay, drafter, gpu)
+    return {"speculative_num_draft_tokens": settings.budget}
+
+
+def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
+    """Refuse server arguments of the user that a tree cannot be served with.
+
+    Raises:
+        PluginError: names the flag and what to change.
+    """
+    settings = tree_settings(overlay)
+    if settings is None:
+        return
+    refusals = {
+        "--speculative-algorithm other than DFLASH": server_args.speculative_algorithm not in (None, "DFLASH"),
+        "--speculative-num-draft-tokens": server_args.speculative_num_draft_tokens not in (None, settings.budget),
+        "--speculative-dflash-block-size": server_args.speculative_dflash_block_size is not None,
+        "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
+        "--page-size above 1": server_args.page_size not in (None, 1),
+        "--enable-dp-attention": server_args.enable_dp_attention,
+        "--enable-linear-replayssm-spec": server_args.enable_linear_replayssm_spec,
+        "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
+    }
+    for flag, used in refusals.items():
+        if used:
+            raise PluginError(
+                f"{flag} does not go with a best-first tree",
+                fix=f"drop it, or set tree.kind: chain in {overlay.name}" if overlay else "drop it",
+            )
+
+
+def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
+    if drafter.architecture != "DFlashDraftModel":
+        raise PluginError(
+            f"best-first trees are served over DFlashDraftModel in this version, not over {drafter.architecture}",
+            where=drafter.where,
+            fix=f"set tree.kind: chain in the overlay {overlay.name}",
+        )
+    section = drafter.config.get("dflash_config")
+    if isinstance(section, dict) and section.get("projector_type"):
+        raise PluginError(
+            f"best-first trees over a {section['projector_type']} head are not in this version",
+            where=f"{drafter.where}:dflash_config.projector_type",
+            fix=f"set tree.kind: chain in the overlay {overlay.name}",
+        )
+    if gpu != "cpu":
+        raise PluginError(
+            f"best-first trees are served on the CPU reference platform in this version, not on {gpu}",
+            where=overlay.name,
+            fix="set tree.kind: chain",
+        )
+
+
+def _block_size(drafter: Checkpoint) -> int:
+    section = drafter.config.get("dflash_config")
+    dflash: dict[str, Any] = section if isinstance(section, dict) else {}
+    return int(dflash.get("block_size") or drafter.config.get("block_size") or _DEFAULT_BLOCK)
+
+
+def _plus_root(depth: int | None) -> int | None:
+    return None if depth is None else depth + 1

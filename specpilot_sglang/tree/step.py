@@ -1,0 +1,168 @@
+"""One decode step over trees: draft, build, verify, accept, commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
+from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
+from sglang.srt.speculative.spec_sampling_mask import SpeculativeSamplingMaskCapture
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+from sglang.srt.speculative.spec_utils import (
+    GrammarTree,
+    build_grammar_vocab_mask,
+    commit_mamba_states_after_verify,
+)
+
+from specpilot_sglang.kernels.tree_build.build import build
+from specpilot_sglang.kernels.tree_build.tree import Trees
+from specpilot_sglang.tree.accept import Accepted, target_tokens, walk
+from specpilot_sglang.tree.draft import candidates, draft_block, plan
+from specpilot_sglang.tree.verify_input import TreeVerifyInput
+
+
+def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
+    """Advance every request of a decode batch by the accepted path of its tree and the target's next token."""
+    nodes = worker.tree.budget
+    stream = torch.get_device_module(worker.device).current_stream()
+    batch.seq_lens.record_stream(stream)
+    draft_input, lengths = batch.spec_info, batch.seq_lens
+    slots = _window(worker, batch, nodes)
+    hidden = draft_block(worker, batch, slots[:, : worker.block_size])
+    edges = candidates(worker, hidden, nodes - 1)
+    trees = build(edges, draft_input.bonus_tokens, nodes, worker.max_depth)
+    verify_plan = plan(worker, batch, slots)
+    verify_input = TreeVerifyInput.of(trees, lengths, worker.max_depth, slots.flatten(), verify_plan)
+
+    output = _verify(worker, batch, verify_input, grammar_barrier)
+    logits_output = output.logits_output
+    accepted = _accept(worker, batch, trees, verify_input, logits_output, draft_input)
+    _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
+
+    flat = accepted.flat_index(nodes)
+    # Reads `batch.seq_lens` as the lengths before this step.
+    commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, flat, nodes)
+    front = _move_kv(worker, slots, accepted)
+    new_lens = lengths + accepted.lens.to(lengths.dtype)
+    if on_publish is not None:
+        on_publish(new_lens)
+    _feed_drafter(worker, logits_output, accepted, front, verify_plan, lengths)
+    logits_output.hidden_states = None
+
+    emitted = accepted.tokens.new_zeros(len(lengths), nodes)
+    emitted[:, : accepted.tokens.shape[1]] = accepted.tokens
+    return GenerationBatchResult(
+        logits_output=logits_output,
+        next_token_ids=emitted.flatten(),
+        accept_lens=accepted.lens,
+        can_run_cuda_graph=output.can_run_cuda_graph,
+        next_draft_input=make_draft_input_v2(bonus_tokens=accepted.bonus, new_seq_lens=new_lens),
+        speculative_num_draft_tokens=nodes,
+        new_seq_lens=new_lens,
+        routed_experts_output=output.routed_experts_output,
+        indexer_topk_output=output.indexer_topk_output,
+    )
+
+
+def _window(worker: Any, batch: Any, nodes: int) -> torch.Tensor:
+    """KV slots that the scheduler reserved behind each request's tokens, int64 [batch, nodes]."""
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    columns = batch.seq_lens.long()[:, None] + torch.arange(nodes, device=table.device)
+    return table[batch.req_pool_indices.long()[:, None], columns].long()
+
+
+def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barrier: Any) -> Any:
+    """Run the target over all nodes; logits come back with penalties, biases and grammar masks applied."""
+    batch.spec_info = verify_input
+    forward, _ = eagle_prepare_for_verify(
+        verify_input, worker.model_runner.req_to_token_pool, batch, worker.target_worker
+    )
+    links = (verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+    grammar = None
+    if batch.has_grammar:
+        # Starts copies to the host, so it goes before the target's launch.
+        grammar = GrammarTree.from_device(*links, verify_input.draft_token.view(links[0].shape))
+    output = worker.target_worker.forward_batch_generation(batch=None, forward_batch=forward, is_verify=True)
+    logits = output.logits_output.next_token_logits
+    sampling = batch.sampling_info
+    if sampling is not None:
+        apply_dflash_verify_logits_adjustments(
+            next_token_logits=logits, sampling_info=sampling, draft_token_num=verify_input.draft_token_num
+        )
+    if grammar is not None:
+        mask = build_grammar_vocab_mask(
+            reqs=batch.reqs, tree=grammar, sampling_info=sampling, device=logits.device, barrier=grammar_barrier
+        )
+        if mask is not None:
+            mask.apply(logits)
+    return output
+
+
+def _accept(
+    worker: Any, batch: Any, trees: Trees, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
+) -> Accepted:
+    logits = logits_output.next_token_logits
+    chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
+    # One rank's tokens for all: what a rank accepts decides the shapes of its next step.
+    greedy = batch.sampling_info is None or batch.sampling_info.is_all_greedy
+    site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
+    worker._tp_sync.sync(site, chosen)
+    return walk(trees, trees.ancestors(), chosen.view(trees.tokens.shape), worker.max_depth + 1)
+
+
+def _finish_outputs(
+    batch: Any, accepted: Accepted, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
+) -> None:
+    """Log probabilities and sampling masks of the emitted tokens, where a request asked for them."""
+    nodes = verify_input.draft_token_num
+    rows = accepted.flat_index(nodes)
+    logits = logits_output.next_token_logits
+    if batch.return_logprob:
+        emitted = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+        emitted[rows.clamp(min=0).flatten()] = torch.where(rows >= 0, accepted.tokens, accepted.tokens[:, :1]).flatten()
+        compute_spec_logprobs(batch, logits_output, emitted, accept_index=rows)
+    sampling = batch.sampling_info
+    if sampling is None or sampling.sampling_mask_batch_indices is None:
+        return
+    path = logits[rows.clamp(min=0).flatten()]
+    capture = SpeculativeSamplingMaskCapture.from_logits(
+        sampling,
+        next_token_logits=path,
+        draft_input=draft_input,
+        draft_token_num=rows.shape[1],
+        bs=rows.shape[0],
+    )
+    logits_output.sampling_mask_output = capture.build_output(out_tokens=accepted.tokens, commit_lens=accepted.lens)
+
+
+def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> torch.Tensor:
+    """Bring the accepted path's keys and values to the front of each window; returns the front's slots."""
+    front = slots[:, : accepted.index.shape[1]]
+    source = slots.gather(1, accepted.front_index())
+    pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
+    pool.move_kv_cache(front.flatten(), source.flatten())
+    return front
+
+
+def _feed_drafter(
+    worker: Any, logits_output: Any, accepted: Accepted, front: torch.Tensor, kv_plan: Any, lengths: torch.Tensor
+) -> None:
+    """Give the drafter context keys and values of accepted nodes only, at the places they were moved to."""
+    batch, width = front.shape
+    hidden = logits_output.hidden_states
+    nodes = worker.tree.budget
+    hidden = hidden[: batch * nodes].view(batch, nodes, -1)
+    path = hidden.gather(1, accepted.front_index()[:, :, None].expand(-1, -1, hidden.shape[2]))
+    locs = worker._draft_write_ids(kv_plan).view(batch, nodes)[:, :width].contiguous()
+    positions = lengths.long()[:, None] + torch.arange(width, device=front.device)
+    worker._append_target_hidden_to_draft_kv_by_loc(
+        target_hidden=path.reshape(batch * width, -1),
+        cache_loc=locs.flatten(),
+        cache_loc_2d=locs,
+        positions=positions.flatten(),
+        commit_lens=accepted.lens,
+    )
