@@ -81,16 +81,20 @@ class W12Config(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Return W12's method for linear layers, and for LM heads that a kernel reads.
 
-        Embeddings and experts keep SGLang's own BF16 method, and so does a head that is the embedding itself.
+        Experts and embeddings that are no head keep SGLang's own BF16 method.
         """
         from sglang.srt.layers.linear import LinearBase
-        from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+        from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
         backend = self.kernel()
         if backend is not None and isinstance(layer, LinearBase | ParallelLMHead):
             from specpilot_sglang.w12.kernel_method import W12KernelMethod
 
             return W12KernelMethod(self, prefix, backend)
+        if backend is not None and type(layer) is VocabParallelEmbedding:
+            from specpilot_sglang.w12.tied_head import W12TiedMethod, embeddings_are_tied
+
+            return W12TiedMethod(self, prefix, backend) if embeddings_are_tied() else None
         return W12LinearMethod(self, prefix) if isinstance(layer, LinearBase) else None
 
     @classmethod

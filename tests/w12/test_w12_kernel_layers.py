@@ -193,6 +193,47 @@ def test_head_that_shares_the_embedding_stays_bf16(kernel: TorchKernel, parallel
     assert "shares the embedding" in quant_method.report()["kept"]["lm_head"]
 
 
+@pytest.mark.parametrize("stays", ["", "excluded", "BF16 is faster"])
+def test_b11_tied_head_reads_a_packed_copy_and_lookup_the_bf16_rows(
+    stays: str, kernel: TorchKernel, parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    from specpilot_sglang.w12 import tied_head
+    from specpilot_sglang.w12.method import W12Config
+
+    monkeypatch.setattr(tied_head, "embeddings_are_tied", lambda: True)
+    if stays == "excluded":
+        monkeypatch.setattr(W12Config, "exclude", ("embed_tokens",))
+    elif stays:
+        kernel.refused[(128, K)] = stays
+    with parallel(0, 1):
+        layer = VocabParallelEmbedding(
+            128, K, params_dtype=torch.bfloat16, quant_config=W12Config(), prefix="model.embed_tokens"
+        )
+    weight, x = gaussian(128, K, 0), gaussian(2, K, 1, 1.0)
+    for update in (weight, gaussian(128, K, 3)):
+        layer.weight.weight_loader(layer.weight, update)
+        finish_if_ours(layer)
+        assert torch.equal(layer.quant_method.embedding(layer, torch.tensor([3, 9])), update[[3, 9]])
+        method = layer.quant_method
+        assert should_apply_lm_head_quant_method(layer, method) == (not stays)
+        expected = torch.nn.functional.linear(x, update) if stays else kernel.linear(x, method._copy.packed)
+        assert torch.equal(method.apply(layer, x, None), expected)
+    if stays:
+        assert quant_method.report()["kept"] == {"model.embed_tokens (tied head)": stays}
+    else:
+        assert kernel.calls.count("pack") == 1
+        assert kernel.calls.count("refresh") == 1
+        assert same_bits(layer.quant_method._copy.dense(), gaussian(128, K, 3))
+
+
+def finish_if_ours(layer: torch.nn.Module) -> None:
+    if hasattr(layer.quant_method, "process_weights_after_loading"):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
 @pytest.mark.parametrize(
     ("settings", "stays"),
     [

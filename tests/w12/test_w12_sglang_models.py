@@ -126,9 +126,11 @@ def test_b11_b12_b13_packed_parameters_hold_every_bit(loaded: list[dict[str, dic
         assert "error" not in found, found
         assert found["weights"] == expected["weights"]
         linear = [n for n, method in found["methods"].items() if method == "W12KernelMethod"]
-        assert ("lm_head" in linear) == (name != "llama-tied")
+        tied = name == "llama-tied"
+        assert ("lm_head" in linear) != tied
+        assert ("W12TiedMethod" in found["methods"].values()) == tied
         report = found["report"]
-        assert report["kernel_layers"] == report["tensors_packed"] == len(linear)
+        assert report["kernel_layers"] == report["tensors_packed"] == len(linear) + tied
         assert {n.rpartition(".")[2] for n in report["kept"]} <= {
             "in_proj_ba"
         }  # 8 rows: its header costs a bit a weight
