@@ -11,6 +11,8 @@ from specpilot_sglang.w12.windows import RowChoice, choose
 
 #: Words (two weights each) that a program reads at a time.
 _BLOCK = 2048
+#: Weights whose escapes are looked for at a time: bounds the flags, and torch's `nonzero` takes less than 2^31.
+_FLAGS = 1 << 28
 
 
 def takes(weight: torch.Tensor) -> bool:
@@ -44,13 +46,21 @@ def encode(weight: torch.Tensor, zero_code: bool | None = None) -> W12Tensor:
     count_exponents[(n,)](words, exponent, power, pairs, stride, BLOCK=block)
     chosen, zeros = choose([row_choice(exponent, power, k)], n, k, zero_code)
     base = torch.from_numpy(chosen.base).to(weight.device)
-    a, flags = (torch.empty((n, pairs), dtype=torch.int16, device=weight.device) for _ in range(2))
+    a = torch.empty((n, pairs), dtype=torch.int16, device=weight.device)
     b = torch.empty((n, pairs), dtype=torch.uint8, device=weight.device)
-    write_planes[(n, -(-pairs // block))](
-        words, base, a, b, flags, pairs, stride, ZERO_CODE=chosen.zero_code, BLOCK=block
-    )
-    place = flags.view(torch.bool).view(n, k).nonzero()
-    row, col = place[:, 0], place[:, 1].contiguous()
+    rows, cols = [], []
+    step = max(1, _FLAGS // k)
+    for begin in range(0, n, step):
+        part = slice(begin, min(n, begin + step))
+        flags = torch.empty_like(a[part])
+        grid = (flags.shape[0], -(-pairs // block))
+        write_planes[grid](
+            words[part], base[part], a[part], b[part], flags, pairs, stride, ZERO_CODE=chosen.zero_code, BLOCK=block
+        )
+        place = flags.view(torch.bool).view(-1, k).nonzero()
+        rows.append(place[:, 0] + begin)
+        cols.append(place[:, 1])
+    row, col = torch.cat(rows), torch.cat(cols)
     row_ptr = torch.zeros(n + 1, dtype=torch.int64, device=weight.device)
     row_ptr[1:] = torch.bincount(row, minlength=n).cumsum(0)
     val = weight.detach().view(torch.int16)[row, col]
