@@ -87,6 +87,8 @@ class W12KernelMethod(LinearMethodBase):
             layer._weight_export_error = _NO_EXPORT
             assert resident.record is not None
             STATS.layers[self.prefix], STATS.backend = resident.record, self.backend
+            if resident.device.type == "cuda":
+                STATS.device_bytes = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ weight.T + bias`; with a bias the product is rounded to BF16 before it is added."""

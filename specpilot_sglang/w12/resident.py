@@ -94,13 +94,13 @@ class ResidentWeight:
             )
             return
         self._store(encoded)
+        escapes, zeros, zero_code = encoded.col.numel(), encoded.zeros, encoded.zero_code
+        del encoded  # an LM head's planes are gigabytes; the check below takes two more
         decoded = self.backend.decode(self.packed)
         if not torch.equal(decoded.view(torch.int16), weight.view(torch.int16)):
             raise W12Error("the weight does not decode to its own bits", where=self.where, fix="report a bug")
-        self.record = LayerRecord(
-            weight.numel(), size, encoded.col.numel(), encoded.zeros, encoded.zero_code, "",
-            self.backend.name, self.backend.nbytes(self.packed),
-        )  # fmt: skip
+        resident = self.backend.nbytes(self.packed)
+        self.record = LayerRecord(weight.numel(), size, escapes, zeros, zero_code, "", self.backend.name, resident)
 
     def dense(self) -> torch.Tensor:
         """Return the weight's exact BF16 matrix [n, k] in new memory (`plain` itself when it is not packed)."""

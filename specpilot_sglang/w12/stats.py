@@ -43,11 +43,14 @@ class LoadStats:
         layers: by module path; loading weights again replaces a record.
         decoded: tensors of packed checkpoints that were decoded, each checked by its SHA-256.
         backend: the kernel that reads packed weights, None while none does.
+        device_bytes: (allocated, reserved) by torch on the GPU when the last packed layer was done: weights, and
+            before the KV cache exists nothing else.
     """
 
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     decoded: int = 0
     backend: KernelBackend | None = None
+    device_bytes: tuple[int, int] = (0, 0)
 
     def summary(self) -> dict[str, Any]:
         """Return totals over the layers, of JSON values only."""
@@ -64,6 +67,8 @@ class LoadStats:
             "kernel_layers": sum(bool(r.kernel) for r in packed),
             "kernel_weights": sum(r.weights for r in packed if r.kernel),
             "resident_bytes": sum(r.resident_bytes for r in packed),
+            "device_bytes_allocated": self.device_bytes[0],
+            "device_bytes_reserved": self.device_bytes[1],
             "kernel": {"name": self.backend.name, **self.backend.report()} if self.backend else None,
             "checkpoint_tensors_decoded": self.decoded,
         }
