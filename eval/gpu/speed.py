@@ -14,8 +14,12 @@ import httpx
 
 @dataclass
 class Stream:
-    """What one streamed request did: `events` are (seconds, tokens so far), seconds on the caller's clock."""
+    """What one streamed request did: `events` are (seconds, tokens so far), seconds on the caller's clock.
 
+    `begin` is when it was sent.
+    """
+
+    begin: float = 0.0
     events: list[tuple[float, int]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -25,6 +29,11 @@ class Stream:
         """Tokens per second after the first chunk; None when there was only one chunk."""
         (t0, n0), (t1, n1) = self.events[0], self.events[-1]
         return (n1 - n0) / (t1 - t0) if t1 > t0 else None
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from sending to the first chunk."""
+        return self.events[0][0] - self.begin
 
     def tokens_at(self, moment: float) -> float:
         """Tokens delivered by `moment`, linear between chunks."""
@@ -43,7 +52,7 @@ def generate(base_url: str, input_ids: list[int], output_len: int, timeout_s: fl
         "sampling_params": {"temperature": 0, "max_new_tokens": output_len, "ignore_eos": True},
         "stream": True,
     }
-    result = Stream()
+    result = Stream(time.perf_counter())
     with httpx.stream("POST", f"{base_url}/generate", json=body, timeout=timeout_s) as response:
         if response.status_code != 200:
             response.read()
@@ -106,7 +115,7 @@ def run_load(
     """Run `repeats` rounds of `concurrency` simultaneous requests after one unmeasured round; return the speeds.
 
     Speeds are tokens per second: `tok_s` is the median round's total in the steady window, `request_tok_s` the
-    median request's. Every request must deliver `output_len` tokens, or `ValueError` is raised.
+    median request's, `ttft_s` the median request's seconds to the first token. Every request must deliver `output_len` tokens, or `ValueError` is raised.
     """
     rounds = [
         run_round(base_url, chosen_prompts(prompts, concurrency, index), output_len, timeout_s)
@@ -126,5 +135,6 @@ def figures(rounds: list[list[Stream]], concurrency: int, output_len: int) -> di
         "tok_s": statistics.median(totals) if totals else None,
         "tok_s_rounds": totals,
         "request_tok_s": statistics.median(singles) if singles else None,
+        "ttft_s": statistics.median(s.ttft_s for s in flat) if flat else None,
         "accept_length": accept_length(flat),
     }
