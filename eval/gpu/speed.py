@@ -115,7 +115,8 @@ def run_load(
     """Run `repeats` rounds of `concurrency` simultaneous requests after one unmeasured round; return the speeds.
 
     Speeds are tokens per second: `tok_s` is the median round's total in the steady window, `request_tok_s` the
-    median request's, `ttft_s` the median request's seconds to the first token. Every request must deliver `output_len` tokens, or `ValueError` is raised.
+    median request's, `ttft_s` the median request's seconds to the first token. Every request must deliver
+    `output_len` tokens, or `ValueError` is raised.
     """
     rounds = [
         run_round(base_url, chosen_prompts(prompts, concurrency, index), output_len, timeout_s)
