@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from specpilot_sglang.eval.provenance import usable_cores
 from specpilot_sglang.loop.cost.table import Rates
 
 _ROUNDS = 9
@@ -35,9 +36,8 @@ def measure_rates(device: str, dtype: str = "bfloat16", threads: int | None = No
 
 
 def _server_threads() -> int:
-    from specpilot_sglang.platform_cpu.platform import default_threads
-
-    return default_threads(1)
+    # As the CPU platform does for one rank (`platform_cpu.platform.default_threads`), whose module needs SGLang.
+    return max(1, usable_cores() - 1)
 
 
 def _copy_rate(torch: Any, device: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from specpilot_sglang.eval import provenance, suites
 from specpilot_sglang.eval.client import Client
+from specpilot_sglang.eval.files import write_whole
 from specpilot_sglang.eval.nightly.answers import add_up
 from specpilot_sglang.eval.parallel import run_all
 from specpilot_sglang.eval.presets import ar_args, block_size, dflash_args
@@ -119,14 +121,15 @@ def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observati
     """
     tokenizer = load_tokenizer(plan.model)
     measured = Measured()
+    say("measuring the machine's rates")
+    rates = measure_rates("cuda" if provenance.gpu_names() else "cpu", plan.dtype)
     for block in dict.fromkeys(case.block for case in plan.cases):
         cases = [case for case in plan.cases if case.block == block]
         name = f"block-{block}" if block else "plain"
         say(f"{name}: starting the server")
         with Server(_args(plan, block), name=name, log=logs / f"{name}.log", start_timeout_s=900.0) as server:
             _serve(server.client, plan, cases, tokenizer, measured, say)
-    say("measuring the machine's rates")
-    device = "cuda" if provenance.gpu_names() else "cpu"
+        write_whole(logs / "measured.json", json.dumps(asdict(measured), indent=1) + "\n", fix="choose --out")
     fitted = [o for o in measured.observations if not o.case.held_out]
     table = CostTable(
         name=plan.name,
@@ -136,7 +139,7 @@ def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observati
         prefill=tuple(merge(measured.prefills)),
         accept=_accept(fitted, block_size(plan.draft)),
         work=work_of(plan.model, plan.draft, 4.0 if plan.dtype == "float32" else 2.0),
-        rates=measure_rates(device, plan.dtype),
+        rates=rates,
         labels=plan.labels,
         provenance=provenance.collect(None, plan=asdict(plan)),
     )
