@@ -1,0 +1,63 @@
+"""A light benchmark client inside this process: what SGLang's own would send and write, without its 15 s of imports.
+
+It takes the place of the client's process only; `run_load` around it, with all of its checks, is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from specpilot_sglang.eval.load.process import CLIENT_SLEEP_S, OutsideClock
+from specpilot_sglang.eval.parallel import run_all
+
+
+class LightClient:
+    """Stands in for `eval.load.run.run_client`; `clock` is the speed of its clock, 1 is honest."""
+
+    def __init__(self, clock: float = 1.0) -> None:
+        self.clock = clock
+
+    def __call__(self, command: Sequence[str], env: dict[str, str], log: Path, timeout_s: float) -> OutsideClock:
+        url = command[command.index("--base-url") + 1]
+        concurrency = int(command[command.index("--max-concurrency") + 1])
+        rows = [json.loads(line) for line in (log.parent / "dataset.jsonl").read_text().splitlines()]
+        begin = time.monotonic()
+        httpx.post(f"{url}/flush_cache", timeout=60, trust_env=False)
+        first = self.now()
+        found = run_all(lambda row: self.one(url, row), rows, concurrency)
+        duration, window = self.now() - first, time.monotonic() - begin
+        keys = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors", "cached_tokens")
+        lists = {key: [row[key] for row in found] for key in keys}
+        (log.parent / "client.jsonl").write_text(
+            json.dumps({"duration": duration, "accept_length": 2.5, **lists}) + "\n"
+        )
+        return OutsideClock(window, window + CLIENT_SLEEP_S)
+
+    def now(self) -> float:
+        return time.perf_counter() * self.clock
+
+    def one(self, url: str, row: dict[str, Any]) -> dict[str, Any]:
+        body = {**row, "max_completion_tokens": row["max_tokens"], "stream": True}
+        begin = last = self.now()
+        ttft, gaps, text, usage, cached = 0.0, [], "", {}, 0
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                cached = event.get("sglext", {}).get("cached_tokens_details", {}).get("device", cached)
+                for choice in event["choices"]:
+                    now = self.now()
+                    gaps += [now - last] if ttft else []
+                    ttft, last, text = ttft or now - begin, now, text + choice["delta"]["content"]
+        return {
+            **{"input_lens": usage["prompt_tokens"], "output_lens": usage["completion_tokens"], "ttfts": ttft},
+            **{"itls": gaps, "generated_texts": text, "errors": "", "cached_tokens": cached},
+        }
