@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 class ServerRunner:
     """The runner that starts servers; see `run.Runner`."""
 
-    say: Say = print
+    say: Say
 
     def __call__(self, spec: BlockSpec, folder: Path) -> BlockResult:
         """Measure one block."""
