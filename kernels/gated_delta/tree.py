@@ -1,0 +1,184 @@
+"""Gated DeltaNet over draft trees: verify all nodes in one launch, commit the accepted path of all layers in one.
+
+Between the two only the layers' inputs of each node are kept. With Qwen3.5-27B's shapes that is 37 KB a node and
+layer where a stored state is 3.1 MB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from specpilot_sglang.kernels.gated_delta.ref import L2_EPS
+from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
+from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+
+_TILE = 32
+_CHANNELS = 256
+
+
+@dataclass(frozen=True)
+class Path:
+    """The accepted path of each request, and where its state goes.
+
+    Attributes:
+        nodes: int32 [batch, width], from the root on; read up to `lens`.
+        lens: int32 [batch], accepted nodes.
+        slots: int32 [batch], the requests' slots; negative rows are padding and touch nothing.
+        track_slots, track_steps: int32 [batch] or None: after this many-th node (from 0) the state is also copied to
+            this slot, for the prefix cache; negative for none.
+    """
+
+    nodes: torch.Tensor
+    lens: torch.Tensor
+    slots: torch.Tensor
+    track_slots: torch.Tensor | None = None
+    track_steps: torch.Tensor | None = None
+
+
+def verify(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    paths: TreePaths,
+) -> torch.Tensor:
+    """Outputs of every node, each from its own path; states stay as they are.
+
+    Args:
+        q, k: [batch * nodes, key heads, key dim], not normalised; rows may be strided.
+        v: [batch * nodes, value heads, value dim].
+        a, b: [batch * nodes, value heads], gate projections.
+        a_log, dt_bias: [value heads].
+        states: [slots, value heads, value dim, key dim], float32 or bfloat16; a path is rounded to this type after
+            each token, as plain decoding is.
+        slots: int32 [batch]; negative rows are padding and come back as zeros.
+        paths: the trees.
+
+    Returns:
+        [batch * nodes, value heads, value dim] in v's dtype.
+    """
+    batch, nodes, width = paths.nodes_of.shape
+    heads, dim = v.shape[1], v.shape[2]
+    _check(k, v, states, batch * nodes)
+    out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    tile = min(_TILE, dim)
+    verify_kernel[(batch * nodes, heads, dim // tile)](
+        q, k, v, a.contiguous(), b.contiguous(), a_log, dt_bias, states, slots,
+        paths.nodes_of, paths.depths, paths.owners, out,
+        q.stride(0), k.stride(0), v.stride(0), states.stride(0), nodes,
+        KEY_HEADS=k.shape[1], VALUE_HEADS=heads, KEY_DIM=k.shape[2], VALUE_DIM=dim,
+        TILE=tile, WIDTH=width, EPS=L2_EPS, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def commit(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    states: torch.Tensor,
+    path: Path,
+    nodes: int,
+) -> None:
+    """Replay every request's accepted path into its slot, in all layers, with the arithmetic of `verify`.
+
+    Args:
+        k: [layers, batch * nodes, key heads, key dim]; v: [layers, batch * nodes, value heads, value dim].
+        a, b: [layers, batch * nodes, value heads].
+        a_log, dt_bias: [layers, value heads].
+        states: [layers, slots, value heads, value dim, key dim], updated in place.
+        path: what was accepted.
+        nodes: rows a tree.
+    """
+    layers, batch = k.shape[0], path.slots.shape[0]
+    heads, dim = v.shape[2], v.shape[3]
+    _check(k[0], v[0], states[0], batch * nodes)
+    tile = min(_TILE, dim)
+    track = path.track_slots is not None
+    a, b = a.contiguous(), b.contiguous()
+    commit_kernel[(layers * batch, heads, dim // tile)](
+        k, v, a, b, a_log, dt_bias, states, path.slots, path.nodes, path.lens, path.track_slots, path.track_steps,
+        k.stride(1), v.stride(1), k.stride(0), v.stride(0), a.stride(0), states.stride(0), states.stride(1),
+        batch, nodes,
+        KEY_HEADS=k.shape[2], VALUE_HEADS=heads, KEY_DIM=k.shape[3], VALUE_DIM=dim,
+        TILE=tile, WIDTH=path.nodes.shape[1], EPS=L2_EPS, TRACK=track, num_warps=4,
+    )  # fmt: skip
+
+
+def conv_verify(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    paths: TreePaths,
+    silu: bool = True,
+) -> torch.Tensor:
+    """Causal convolution of every node over its own path.
+
+    Args:
+        x: [batch * nodes, channels], rows may be strided.
+        weight, bias: [channels, taps], [channels] or None.
+        states: [slots, channels, taps - 1], oldest input first, left as they are.
+        slots: int32 [batch]; negative rows are padding and come back as zeros.
+        paths: the trees.
+        silu: apply SiLU to the result.
+
+    Returns:
+        [batch * nodes, channels] in x's dtype.
+    """
+    batch, nodes, width = paths.nodes_of.shape
+    channels, taps = weight.shape
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    block = min(_CHANNELS, triton.next_power_of_2(channels))
+    conv_verify_kernel[(batch * nodes, triton.cdiv(channels, block))](
+        x, weight, bias, states, slots, paths.nodes_of, paths.depths, out,
+        x.stride(0), states.stride(0), nodes, channels,
+        TAPS=taps, BLOCK=block, WIDTH=width, BIAS=bias is not None, SILU=silu,
+    )  # fmt: skip
+    return out
+
+
+def conv_commit(x: torch.Tensor, states: torch.Tensor, path: Path, nodes: int) -> None:
+    """Shift every request's accepted inputs into its slot, in all layers.
+
+    Args:
+        x: [layers, batch * nodes, channels], inputs of the convolution.
+        states: [layers, slots, channels, taps - 1], updated in place.
+        path: what was accepted.
+        nodes: rows a tree.
+    """
+    layers, batch = x.shape[0], path.slots.shape[0]
+    channels, taps = states.shape[2], states.shape[3] + 1
+    block = min(_CHANNELS, triton.next_power_of_2(channels))
+    conv_commit_kernel[(layers * batch, triton.cdiv(channels, block))](
+        x, states, path.slots, path.nodes, path.lens, path.track_slots, path.track_steps,
+        x.stride(1), x.stride(0), states.stride(0), states.stride(1), batch, nodes, channels,
+        TAPS=taps, BLOCK=block, WIDTH=path.nodes.shape[1], TRACK=path.track_slots is not None,
+    )  # fmt: skip
+
+
+def _check(k: torch.Tensor, v: torch.Tensor, states: torch.Tensor, rows: int) -> None:
+    """Refuse shapes that the kernels would read wrongly.
+
+    Raises:
+        ValueError: names the shape.
+    """
+    heads, dim, key_dim = states.shape[1:]
+    if k.shape[0] != rows or v.shape != (rows, heads, dim) or k.shape[2] != key_dim or heads % k.shape[1]:
+        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not fit states {tuple(states.shape)}, rows {rows}")
+    powers = all(n & (n - 1) == 0 for n in (dim, key_dim))
+    if not powers or states.stride()[1:] != (dim * key_dim, key_dim, 1):
+        raise ValueError(f"states {tuple(states.shape)} must be contiguous, with powers of two as head sizes")

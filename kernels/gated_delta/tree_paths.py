@@ -1,0 +1,51 @@
+"""Root-to-node paths of draft trees, worked out once a step and read by every layer's tree kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class TreePaths:
+    """Paths of `batch` trees of `nodes` rows; a path has at most `width` nodes.
+
+    A kernel computes a path from the committed state in registers, leaf by leaf, so that no node's state is ever
+    stored; a node that lies on several leaves' paths is written by its owner alone.
+
+    Attributes:
+        nodes_of: int32 [batch, nodes, width], the nodes from the root to each node, -1 past it.
+        depths: int32 [batch, nodes].
+        owners: int32 [batch, nodes], the leaf that writes this node's output; a leaf owns itself.
+    """
+
+    nodes_of: torch.Tensor
+    depths: torch.Tensor
+    owners: torch.Tensor
+
+    @classmethod
+    def of(cls, parents: torch.Tensor, width: int) -> TreePaths:
+        """Work out the paths of trees given by parents.
+
+        Args:
+            parents: int [batch, nodes], a parent before its children, negative for roots. Rows that hang nowhere
+                (padding) are paths of their own.
+            width: most nodes on a path, the root included.
+        """
+        parents = parents.long()
+        batch, nodes = parents.shape
+        index = torch.arange(nodes, device=parents.device).expand(batch, -1)
+        upward = [index]
+        for _ in range(width - 1):
+            last = upward[-1]
+            upward.append(torch.where(last >= 0, parents.gather(1, last.clamp(min=0)), -1).clamp(min=-1))
+        line = torch.stack(upward, 2)
+        depths = (line >= 0).sum(2) - 1
+        # Turned round: place d of the path is the ancestor `depth - d` steps up.
+        steps = depths[:, :, None] - torch.arange(width, device=parents.device)
+        nodes_of = torch.where(steps >= 0, line.gather(2, steps.clamp(min=0)), -1)
+        inner = (parents[:, None, :] == index[:, :, None]).any(2)
+        passes = (nodes_of[:, :, None, :] == index[:, None, :, None]).any(3) & ~inner[:, :, None]
+        owners = passes.int().argmax(1)
+        return cls(nodes_of.int().contiguous(), depths.int().contiguous(), owners.int().contiguous())

@@ -1,0 +1,286 @@
+"""Checks of the tree kernels, run by `test_tree_kernels.py` in a process of their own under Triton's interpreter.
+
+Triton decides when it is imported whether its functions are interpreted, so the test process itself cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from specpilot_sglang.kernels.gated_delta import conv_ref, ref, tree
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+
+BATCH, NODES, WIDTH, SLOTS = 3, 12, 7, 6
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 16, 32
+CHANNELS, TAPS = 40, 4
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def random_parents(batch, nodes, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parents, depths = torch.full((batch, nodes), -1), torch.zeros(batch, nodes, dtype=torch.int64)
+    for row in range(batch):
+        for node in range(1, nodes):
+            choices = [p for p in range(node) if depths[row, p] < width - 1]
+            # Mostly the newest node, so that deep paths occur.
+            pick = (
+                choices[-1]
+                if torch.rand(1, generator=generator) < 0.6
+                else choices[int(torch.randint(len(choices), (1,), generator=generator))]
+            )
+            parents[row, node] = pick
+            depths[row, node] = depths[row, pick] + 1
+    return parents
+
+
+class Case:
+    """Random inputs of one layer stack."""
+
+    def __init__(self, dtype=torch.float32, layers=1, batch=BATCH, nodes=NODES, width=WIDTH, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+
+        def noise(*shape):
+            return torch.randn(*shape, generator=generator)
+
+        self.layers, self.batch, self.nodes = layers, batch, nodes
+        rows = batch * nodes
+        # As in the server, q, k and v are views of one row.
+        sizes = [KEY_HEADS * KEY_DIM, KEY_HEADS * KEY_DIM, VALUE_HEADS * VALUE_DIM]
+        mixed = noise(layers, rows, sum(sizes)).to(dtype)
+        q, k, v = mixed.split(sizes, -1)
+        self.q, self.k = (x.view(layers, rows, KEY_HEADS, KEY_DIM) for x in (q, k))
+        self.v = v.view(layers, rows, VALUE_HEADS, VALUE_DIM)
+        self.a, self.b = (noise(layers, rows, VALUE_HEADS).to(dtype) for _ in range(2))
+        self.a_log, self.dt_bias = noise(layers, VALUE_HEADS) - 2, noise(layers, VALUE_HEADS)
+        self.states = noise(layers, SLOTS, VALUE_HEADS, VALUE_DIM, KEY_DIM).to(dtype)
+        self.slots = torch.tensor([4, 0, 2][:batch], dtype=torch.int32)
+        self.parents = random_parents(batch, nodes, width, seed + 1)
+        self.paths = TreePaths.of(self.parents, width)
+        self.x = noise(layers, rows, CHANNELS).to(dtype)
+        self.weight, self.bias = noise(CHANNELS, TAPS), noise(CHANNELS)
+        self.history = noise(layers, SLOTS, CHANNELS, TAPS - 1).to(dtype)
+
+    def oracle(self, layer=0):
+        """Outputs and states of every node by the torch oracle, without rounding in between."""
+        heads = VALUE_HEADS
+        g, beta = ref.gates(self.a[layer], self.b[layer], self.a_log[layer], self.dt_bias[layer])
+        q, k = ref.prepare_qk(self.q[layer], self.k[layer], heads)
+        rows = [x.view(self.batch, self.nodes, *x.shape[1:]) for x in (q, k, self.v[layer], g, beta)]
+        return ref.recurrent(*rows, self.states[layer][self.slots.long()], self.parents)
+
+    def verify(self, layer=0, slots=None, states=None):
+        return tree.verify(
+            self.q[layer],
+            self.k[layer],
+            self.v[layer],
+            self.a[layer],
+            self.b[layer],
+            self.a_log[layer],
+            self.dt_bias[layer],
+            self.states[layer] if states is None else states,
+            self.slots if slots is None else slots,
+            self.paths,
+        )
+
+    def commit(self, states, path):
+        tree.commit(self.k, self.v, self.a, self.b, self.a_log, self.dt_bias, states, path, self.nodes)
+
+    def line(self, request, node):
+        """Nodes from the root to `node`."""
+        found = [node]
+        while self.parents[request, found[0]] >= 0:
+            found.insert(0, int(self.parents[request, found[0]]))
+        return found
+
+    def path(self, nodes, width=WIDTH, **track):
+        """The path to one node for each request; -1 accepts nothing and is padding."""
+        table, lens = torch.zeros(self.batch, width, dtype=torch.int32), torch.zeros(self.batch, dtype=torch.int32)
+        for request, node in enumerate(nodes):
+            line = self.line(request, node) if node >= 0 else []
+            table[request, : len(line)] = torch.tensor(line, dtype=torch.int32)
+            lens[request] = len(line)
+        return tree.Path(table, lens, self.slots, **track)
+
+
+def check_verify_matches_the_oracle():
+    case = Case()
+    before = case.states.clone()
+    expected, _ = case.oracle()
+    found = case.verify().view(case.batch, case.nodes, VALUE_HEADS, VALUE_DIM)
+    assert torch.allclose(found, expected, atol=2e-5, rtol=1e-4), (found - expected).abs().max()
+    assert torch.equal(case.states, before)
+
+
+def check_verify_of_bf16_states_matches_the_oracle():
+    case = Case(torch.bfloat16)
+    expected, _ = case.oracle()
+    found = case.verify().view(case.batch, case.nodes, VALUE_HEADS, VALUE_DIM).float()
+    assert torch.allclose(found, expected, atol=0.1, rtol=0.05), (found - expected).abs().max()
+
+
+def check_commit_matches_the_oracle():
+    case = Case(layers=2)
+    nodes = [7, 11, 3]
+    states = case.states.clone()
+    case.commit(states, case.path(nodes))
+    for layer in range(2):
+        _, expected = case.oracle(layer)
+        for request, node in enumerate(nodes):
+            found = states[layer, case.slots[request]]
+            assert torch.allclose(found, expected[request, node], atol=1e-5, rtol=1e-5)
+
+
+def _one_token_at_a_time(case, request, node):
+    """Plain decoding of the path's tokens: one commit of one token each, through the slot's own type."""
+    states = case.states.clone()
+    for at in case.line(request, node):
+        nodes = torch.zeros(case.batch, 1, dtype=torch.int32)
+        nodes[request, 0] = at
+        lens = torch.zeros(case.batch, dtype=torch.int32)
+        lens[request] = 1
+        case.commit(states, tree.Path(nodes, lens, case.slots))
+    return states[:, case.slots[request]]
+
+
+def _every_path(dtype):
+    case = Case(dtype, nodes=24, width=16, batch=1, seed=5)
+    # A spine as deep as paths may be, and a branch of random length from every other node of it.
+    case.parents[0, :16] = torch.arange(-1, 15)
+    case.parents[0, 16:] = torch.tensor([0, 16, 2, 4, 19, 20, 8, 13])
+    case.paths = TreePaths.of(case.parents, 16)
+    depths = case.paths.depths[0]
+    assert depths.max() == 15
+    for node in range(24):
+        states = case.states.clone()
+        case.commit(states, case.path([node], width=16))
+        assert torch.equal(states[:, case.slots[0]], _one_token_at_a_time(case, 0, node)), (node, int(depths[node]))
+
+
+def check_commit_of_every_path_is_bitwise_sequential_fp32():
+    _every_path(torch.float32)
+
+
+def check_commit_of_every_path_is_bitwise_sequential_bf16():
+    _every_path(torch.bfloat16)
+
+
+def check_verify_is_bitwise_what_decoding_the_path_gives():
+    """A node's output must be the same when its parent is committed first and it is verified alone."""
+    for dtype in DTYPES.values():
+        case = Case(dtype, batch=1)
+        whole = case.verify()
+        for node in range(case.nodes):
+            states = case.states.clone()
+            parent = int(case.parents[0, node])
+            if parent >= 0:
+                case.commit(states, case.path([parent]))
+            alone = tree.verify(
+                *(x[0, node : node + 1] for x in (case.q, case.k, case.v, case.a, case.b)),
+                case.a_log[0],
+                case.dt_bias[0],
+                states[0],
+                case.slots,
+                TreePaths.of(torch.tensor([[-1]]), 1),
+            )
+            assert torch.equal(alone[0], whole[node]), (dtype, node)
+
+
+def check_padded_rows_touch_no_slot():
+    case = Case()
+    slots = torch.tensor([4, -1, -1], dtype=torch.int32)
+    out = case.verify(slots=slots).view(case.batch, case.nodes, -1)
+    assert (out[1:] == 0).all()
+    assert (out[0] != 0).any()
+    states, history = case.states.clone(), case.history.clone()
+    path = case.path([7, 11, 3])
+    path = tree.Path(path.nodes, path.lens, slots)
+    case.commit(states, path)
+    tree.conv_commit(case.x, history, path, case.nodes)
+    others = [s for s in range(SLOTS) if s != 4]
+    assert torch.equal(states[:, others], case.states[:, others])
+    assert torch.equal(history[:, others], case.history[:, others])
+    assert not torch.equal(states[:, 4], case.states[:, 4])
+    conv = tree.conv_verify(case.x[0], case.weight, case.bias, case.history[0], slots, case.paths)
+    assert (conv.view(case.batch, case.nodes, -1)[1:] == 0).all()
+
+
+def check_snapshots_at_a_track_boundary():
+    case = Case(layers=2)
+    track = {
+        "track_slots": torch.tensor([1, -1, 5], dtype=torch.int32),
+        "track_steps": torch.tensor([1, 0, -1], dtype=torch.int32),
+    }
+    nodes = [int(case.paths.depths[0].argmax()), 2, 3]
+    path = case.path(nodes, **track)
+    states, history = case.states.clone(), case.history.clone()
+    case.commit(states, path)
+    tree.conv_commit(case.x, history, path, case.nodes)
+    short, short_history = case.states.clone(), case.history.clone()
+    boundary = case.path([case.line(0, nodes[0])[1], -1, -1])
+    case.commit(short, boundary)
+    tree.conv_commit(case.x, short_history, boundary, case.nodes)
+    assert torch.equal(states[:, 1], short[:, 4])
+    assert torch.equal(history[:, 1], short_history[:, 4])
+    assert torch.equal(states[:, 5], case.states[:, 5])
+    assert torch.equal(history[:, 5], case.history[:, 5])
+
+
+def check_convolution_matches_the_oracle():
+    for dtype in DTYPES.values():
+        case = Case(dtype)
+        found = tree.conv_verify(case.x[0], case.weight, case.bias, case.history[0], case.slots, case.paths)
+        x = case.x[0].view(case.batch, case.nodes, CHANNELS)
+        expected, states = conv_ref.causal_conv1d(
+            x, case.weight, case.bias, case.history[0][case.slots.long()], case.parents
+        )
+        close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+        assert torch.allclose(found.view(x.shape).float(), expected.float(), **close)
+        for node in range(case.nodes):
+            history = case.history.clone()
+            tree.conv_commit(case.x, history, case.path([node] * case.batch), case.nodes)
+            for request in range(case.batch):
+                assert torch.equal(history[0, case.slots[request]], states[request, node]), (dtype, node)
+
+
+def check_bad_shapes_are_refused():
+    case = Case()
+    message = ""
+    try:
+        tree.verify(
+            case.q[0],
+            case.k[0],
+            case.v[0][:, :2],
+            case.a[0],
+            case.b[0],
+            case.a_log[0],
+            case.dt_bias[0],
+            case.states[0],
+            case.slots,
+            case.paths,
+        )
+    except ValueError as exc:
+        message = str(exc)
+    assert "do not fit" in message
+
+
+def main():
+    results = {}
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            try:
+                check()
+                results[name[6:]] = "ok"
+            except Exception:
+                results[name[6:]] = traceback.format_exc()
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
