@@ -16,9 +16,10 @@ from specpilot_sglang.eval.nightly import document as documents
 from specpilot_sglang.eval.nightly import report
 from specpilot_sglang.eval.nightly.changes import require_otava
 from specpilot_sglang.eval.nightly.config import Config, Deployment
+from specpilot_sglang.eval.nightly.folders import prune, run_folder
 from specpilot_sglang.eval.nightly.history import History
 from specpilot_sglang.eval.nightly.plan import BlockKey, Pair, block_keys, packaged_pair, resolve
-from specpilot_sglang.eval.nightly.run import Night, Runner, locked, measure_night, prune
+from specpilot_sglang.eval.nightly.run import Night, Runner, locked, measure_night
 from specpilot_sglang.eval.presets import block_size
 from specpilot_sglang.eval.report.page import require_packages
 from specpilot_sglang.loop.cost.gaps import gaps
@@ -128,7 +129,7 @@ def run(
         for deployment, terms in zip(document["deployments"], costs_of(config, place.base), strict=True):
             deployment["cost"] = terms
         document["night"]["seconds"] = time.monotonic() - begin
-        report.write(document, place.out / "runs" / f"{row.id:05d}")
+        report.write(document, run_folder(place.out, row.id))
         paths = report.write(document, place.out)
         verdict = {"state": document["state"], "regressions": document["regressions"]}
         history.finish(row.id, verdict, figures)

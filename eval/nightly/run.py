@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.nightly.block import BlockResult, read_block
 from specpilot_sglang.eval.nightly.config import Config, Deployment
+from specpilot_sglang.eval.nightly.folders import BLOCK_FILE, fresh_folder, run_folder
 from specpilot_sglang.eval.nightly.history import BlockRow, History, RunRow
 from specpilot_sglang.eval.nightly.plan import BlockKey, Pair, block_keys
 
@@ -22,7 +22,6 @@ from specpilot_sglang.eval.nightly.plan import BlockKey, Pair, block_keys
 TRIES = 2
 #: Why a later round of an arm was left out.
 NOT_TRIED = "not tried: an earlier round failed"
-BLOCK_FILE = "block.json"
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def measure_night(
     Raises:
         SpecPilotError: AR or stock cannot be measured: the night says nothing then. Finished blocks are kept.
     """
-    folder = out / "runs" / f"{run.id:05d}"
+    folder = run_folder(out, run.id)
     blocks, notices = _recorded(history, run, out)
     failures: dict[BlockKey, str] = {}
     keys = block_keys(config)
@@ -168,7 +167,7 @@ def _attempts(
 ) -> tuple[BlockResult | None, str]:
     reason = ""
     for _ in range(TRIES):
-        attempt, place = _fresh_folder(folder, spec.key, history.blocks(run.id))
+        attempt, place = fresh_folder(folder, spec.key, history.blocks(run.id))
         try:
             with host_lock(host):
                 begin = time.monotonic()
@@ -184,28 +183,6 @@ def _attempts(
         history.add_block(run.id, BlockRow(spec.key, attempt, "done", artifact, sha256, ""))
         return result, ""
     return None, reason
-
-
-def _fresh_folder(folder: Path, key: BlockKey, rows: Sequence[BlockRow]) -> tuple[int, Path]:
-    # A killed attempt left a folder and no row; a user may delete folders and keep the rows.
-    attempt = max([row.attempt for row in rows if row.key == key], default=0) + 1
-    while (folder / f"{key.label}-{attempt}").exists():
-        attempt += 1
-    place = folder / f"{key.label}-{attempt}"
-    try:
-        place.mkdir(parents=True)
-    except OSError as exc:
-        raise SpecPilotError(f"cannot make the folder ({exc.strerror})", where=place, fix="choose `out:`") from exc
-    return attempt, place
-
-
-def prune(out: Path, keep: int) -> list[Path]:
-    """Delete the raw folders of all but the newest `keep` runs; the history keeps their figures."""
-    found = sorted((out / "runs").glob("[0-9]*")) if (out / "runs").is_dir() else []
-    gone = found[: max(0, len(found) - keep)]
-    for folder in gone:
-        shutil.rmtree(folder, ignore_errors=True)
-    return gone
 
 
 def as_row(night: Night) -> dict[str, Any]:

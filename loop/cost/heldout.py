@@ -8,7 +8,7 @@ from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.loop.cost.distribution import AcceptDistribution
-from specpilot_sglang.loop.cost.measure import Case, Observation
+from specpilot_sglang.loop.cost.plan import Case, Observation
 from specpilot_sglang.loop.cost.simulate import loads_of
 from specpilot_sglang.loop.cost.table import CostTable
 

@@ -23,6 +23,7 @@ from specpilot_sglang.eval.recording import greedy
 from specpilot_sglang.eval.servers import Server
 from specpilot_sglang.loop.cost import counted
 from specpilot_sglang.loop.cost.machine import measure_rates
+from specpilot_sglang.loop.cost.plan import Case, Observation, Plan
 from specpilot_sglang.loop.cost.simulate import Request, loads_of, simulate
 from specpilot_sglang.loop.cost.table import CostTable, Prefill, StepTime
 from specpilot_sglang.loop.cost.work import work_of
@@ -32,73 +33,6 @@ _WARM_UP_TOKENS = 16
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One load: `block` 0 is plain decoding; a held-out case is measured and never fitted."""
-
-    block: int
-    concurrency: int
-    suite: str
-    held_out: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is measured.
-
-    Attributes:
-        name: of the deployment.
-        model: target's folder.
-        draft: drafter's folder.
-        cases: all loads; those of one block share a server.
-        prompts: requests a load at the least; never fewer than twice its concurrency.
-        max_new_tokens: of every answer; they go on after the end token, so that all have the same length.
-        dtype: of the servers.
-        server_args: added to all servers.
-        labels: what the table must say of itself.
-    """
-
-    name: str
-    model: Path
-    draft: Path
-    cases: tuple[Case, ...]
-    prompts: int = 6
-    max_new_tokens: int = 64
-    dtype: str = "bfloat16"
-    server_args: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One load as it was measured.
-
-    Attributes:
-        case: which.
-        seconds: from the first request to the last answer.
-        requests: prompt and answer tokens of each.
-        steps: verify steps of all requests; 0 for plain decoding.
-        counts: steps by accepted drafts.
-    """
-
-    case: Case
-    seconds: float
-    requests: tuple[Request, ...]
-    steps: int
-    counts: tuple[int, ...] = ()
-
-    @property
-    def tok_s(self) -> float:
-        """Output tokens a second."""
-        return sum(r.output for r in self.requests) / self.seconds
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens a verify step, the prefill's left out; NaN for plain decoding."""
-        tokens = sum(r.output - 1 for r in self.requests)
-        return tokens / self.steps if self.steps else math.nan
-
-
 @dataclass
 class Measured:
     """What the servers gave so far."""
@@ -106,11 +40,6 @@ class Measured:
     points: list[StepTime] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
-
-
-def cases_of(blocks: Sequence[int], concurrency: Sequence[int], suite: str) -> tuple[Case, ...]:
-    """Return the fitted cases: plain decoding and every block, at every concurrency."""
-    return tuple(Case(block, c, suite) for block in (0, *blocks) for c in concurrency)
 
 
 def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observation]]:

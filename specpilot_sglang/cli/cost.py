@@ -18,8 +18,8 @@ from specpilot_sglang.errors import EXIT_REJECTED, SpecPilotError
 from specpilot_sglang.loop.cost import heldout, predict
 from specpilot_sglang.loop.cost.distribution import AcceptDistribution
 from specpilot_sglang.loop.cost.gaps import Term, gaps
-from specpilot_sglang.loop.cost.measure import Case, Plan, cases_of
 from specpilot_sglang.loop.cost.measure import measure as measure_table
+from specpilot_sglang.loop.cost.plan import Case, Plan, cases_of
 from specpilot_sglang.loop.cost.table import CostTable, find_table
 
 app = typer.Typer(no_args_is_help=True, help="What a step costs, where its time goes, which speed-up follows.")

@@ -14,7 +14,8 @@ from specpilot_sglang import SGLANG_VERSION
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.loop.cost import counted, timings
 from specpilot_sglang.loop.cost.heldout import compare
-from specpilot_sglang.loop.cost.measure import Case, Observation, cases_of, merge, request_seconds
+from specpilot_sglang.loop.cost.measure import merge, request_seconds
+from specpilot_sglang.loop.cost.plan import Case, Observation, cases_of
 from specpilot_sglang.loop.cost.simulate import Request, loads_of, simulate
 from specpilot_sglang.loop.cost.table import Prefill
 from specpilot_sglang.loop.cost.work import work_of
