@@ -1,0 +1,112 @@
+"""An overlay's tree becomes server arguments, or one clear refusal."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from specpilot_sglang.errors import PluginError
+from specpilot_sglang.overlay import load_overlay
+from specpilot_sglang.overlay.schema import Overlay, Tree
+from specpilot_sglang.plugin.checkpoints import Checkpoint
+from specpilot_sglang.tree.settings import TreeSettings, check_arguments, tree_arguments, tree_settings
+
+WIDTH = "speculative_num_draft_tokens"
+
+
+def drafter(architecture="DFlashDraftModel", block=8, **section):
+    config = {"block_size": block, "dflash_config": {"mask_token_id": 1, **section}}
+    return Checkpoint(architecture, config, config, "d/config.json")
+
+
+def overlay(**tree):
+    return Overlay(name="x", tree=Tree(**tree))
+
+
+def user(**changed):
+    stock = {
+        "speculative_algorithm": None,
+        WIDTH: None,
+        "speculative_dflash_block_size": None,
+        "speculative_draft_window_size": None,
+        "page_size": None,
+        "enable_dp_attention": False,
+        "enable_linear_replayssm_spec": False,
+        "speculative_use_rejection_sampling": False,
+    }
+    return types.SimpleNamespace(**(stock | changed))
+
+
+def test_budget_is_the_width_of_the_verify_pass():
+    assert tree_arguments(overlay(kind="best-first", budget=32), drafter(), "cpu") == {WIDTH: 32}
+    assert tree_settings(overlay(kind="best-first", budget=32, max_depth=5)) == TreeSettings(32, 5)
+
+
+@pytest.mark.parametrize(
+    ("tree", "length"),
+    [({"budget": 32}, 8), ({"budget": 4}, 4), ({"max_depth": 5}, 6), ({"budget": 7, "max_depth": 3}, 4)],
+)
+def test_the_same_bounds_on_a_chain_shorten_it(tree, length):
+    assert tree_arguments(overlay(kind="chain", **tree), drafter(), "cpu") == {WIDTH: length}
+    assert tree_settings(overlay(kind="chain", **tree)) is None
+
+
+def test_without_bounds_nothing_is_set():
+    assert tree_arguments(overlay(kind="chain"), drafter(), "cpu") == {}
+    assert tree_arguments(None, drafter(), "cpu") == {}
+
+
+@pytest.mark.parametrize(("settings", "block"), [((32, None), 8), ((32, 3), 4), ((5, None), 5), ((32, 30), 8)])
+def test_drafter_is_asked_for_no_more_than_can_be_verified(settings, block):
+    assert TreeSettings(*settings).block(8) == block
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"drafter": None}, "needs a drafter"),
+        ({"drafter": drafter("DFlash2DraftModel")}, "not over DFlash2DraftModel"),
+        ({"drafter": drafter("DSparkDraftModel")}, "not over DSparkDraftModel"),
+        ({"drafter": drafter(projector_type="domino")}, "domino"),
+        ({"gpu": "NVIDIA H200"}, "not on NVIDIA H200"),
+    ],
+)
+def test_what_this_version_cannot_serve_is_refused(change, words):
+    given = {"drafter": drafter(), "gpu": "cpu"} | change
+    with pytest.raises(PluginError, match=words):
+        tree_arguments(overlay(kind="best-first", budget=16), given["drafter"], given["gpu"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("speculative_algorithm", "EAGLE"),
+        (WIDTH, 8),
+        ("speculative_dflash_block_size", 8),
+        ("speculative_draft_window_size", 512),
+        ("page_size", 16),
+        ("enable_dp_attention", True),
+        ("enable_linear_replayssm_spec", True),
+        ("speculative_use_rejection_sampling", True),
+    ],
+)
+def test_users_flag_that_does_not_go_with_a_tree_is_refused(flag, value):
+    tree = overlay(kind="best-first", budget=16)
+    check_arguments(tree, user())
+    check_arguments(tree, user(**{WIDTH: 16, "page_size": 1, "speculative_algorithm": "DFLASH"}))
+    with pytest.raises(PluginError, match=flag.split("_")[1].replace("_", "-")):
+        check_arguments(tree, user(**{flag: value}))
+    check_arguments(overlay(kind="chain"), user(**{flag: value}))
+
+
+def test_shipped_tree_overlay_becomes_a_chain_by_one_key(tmp_path):
+    loaded = load_overlay("smollm2-135m-dflash-cpu-tree")
+    assert loaded.overlay.mechanisms == ("best-first-tree",)
+    folder = tmp_path / "smollm2-135m-dflash-cpu-tree"
+    folder.mkdir()
+    text = loaded.path.read_text()
+    (folder / "overlay.yaml").write_text(text.replace("kind: best-first", "kind: chain"))
+    chain = load_overlay(str(folder)).overlay
+    assert chain.mechanisms == ()
+    assert tree_arguments(chain, drafter(), "cpu") == {WIDTH: 8}
