@@ -58,6 +58,14 @@ def test_each_fault_fails_the_night_by_its_own_rule(tmp_path, fault, rule, word)
     assert word in found[rule]
 
 
+def test_a_loss_within_the_noise_of_launches_passes(tmp_path):
+    document = run(tmp_path, Fake(speed={"specpilot": 0.75}, noise=0.03))
+    (found,) = [c for c in document["deployments"][0]["comparisons"] if c["base"] == "stock"]
+    assert found["value"] < 0.98
+    assert found["high"] > 1
+    assert document["state"] == "ok"
+
+
 def test_faults_that_stock_shares_pass(tmp_path):
     shared = Fake(mismatches={"specpilot": 30, "stock": 30}, accept={"specpilot": 0.9, "stock": 0.9})
     assert run(tmp_path, shared)["state"] == "ok"
