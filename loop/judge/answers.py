@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specpilot_sglang.eval.ab.block import Block
 from specpilot_sglang.eval.ab.durable import write_json
 from specpilot_sglang.eval.arms import Arm
 from specpilot_sglang.eval.client import Client
 from specpilot_sglang.eval.forcing import Mismatch, force
 from specpilot_sglang.eval.forcing_report import ForcingReport
+from specpilot_sglang.eval.forcing_verdict import NEAR_TIE
 from specpilot_sglang.eval.margins import margin_between
 from specpilot_sglang.eval.prompts import encode, load_tokenizer
 from specpilot_sglang.eval.recording import greedy, record
 from specpilot_sglang.eval.records import Run, load_run
 from specpilot_sglang.eval.servers import Server
 from specpilot_sglang.eval.suites import Item
+from specpilot_sglang.loop.judge.timed import score_timed, to_json
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,13 @@ class AnswerCheck:
         folder: the trial's folder.
         max_new_tokens: most tokens an answer of the reference.
         concurrency: requests in flight; that of the timed load, so that the same kernels run.
+        dtype: data type the servers compute in.
     """
 
     folder: Path
     max_new_tokens: int = 128
     concurrency: int = 1
+    dtype: str = "bfloat16"
 
     def record_reference(self, items: Sequence[Item], launch: Callable[[], Server]) -> Run:
         """Return AR's answers to `items`, recorded before if the trial was interrupted."""
@@ -57,17 +62,26 @@ class AnswerCheck:
         write_json(self.folder / "forced" / f"{arm.name}.json", report.to_json())
         return {"forcing_positions": report.positions, "forcing_mismatches": len(report.mismatches)}
 
-    def score_margins(self, names: Sequence[str], launch: Callable[[], Server]) -> None:
-        """Write `forcing/NAME.json` with margins by the AR server: who scores himself can call any error a tie."""
-        reports = {name: self._forced(name) for name in names}
-        if all((self.folder / "forcing" / f"{name}.json").exists() for name in names):
+    def score(self, names: Sequence[str], block: Block, items: Sequence[Item], launch: Callable[[], Server]) -> None:
+        """Let the AR server score margins and timed answers: who scores himself can call any error a tie.
+
+        Args:
+            names: both arms.
+            block: the confirmation's first block.
+            items: its prompts.
+            launch: makes the AR server.
+        """
+        if (self.folder / "timed.json").exists():  # written last
             return
         reference = load_run(self.folder / "reference.jsonl")
-        if any(report.mismatches for report in reports.values()):
-            with launch() as server:
-                reports = {name: rescored(report, reference, server.client) for name, report in reports.items()}
+        with launch() as server:
+            tokenizer = load_tokenizer(server.client.model_info()["tokenizer_path"])
+            reports = {name: rescored(self._forced(name), reference, server.client) for name in names}
+            limit = NEAR_TIE[self.dtype]
+            timed = score_timed(block, items, judge=server.client, tokenizer=tokenizer, near_tie=limit)
         for name, report in reports.items():
             write_json(self.folder / "forcing" / f"{name}.json", report.to_json())
+        write_json(self.folder / "timed.json", to_json(timed))
 
     def _forced(self, name: str) -> ForcingReport:
         path = self.folder / "forced" / f"{name}.json"

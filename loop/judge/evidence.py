@@ -25,6 +25,7 @@ from specpilot_sglang.eval.ab.rule import Rule
 from specpilot_sglang.eval.forcing_report import ForcingReport
 from specpilot_sglang.loop.judge.freeze import Frozen, load_frozen
 from specpilot_sglang.loop.judge.sealed import Sealed, load_sealed
+from specpilot_sglang.loop.judge.timed import TimedScore
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Evidence:
         confirmation: blocks on sealed prompts; empty before the selection accepted.
         sealed: the sealed prompts; None before they were drawn.
         forcing: token forcing by arm name.
+        timed: score of the timed answers by arm name; empty before they were scored.
         failures: failed attempts of both journals.
         dtype: data type the servers compute in.
     """
@@ -50,6 +52,7 @@ class Evidence:
     confirmation: tuple[Block, ...] = ()
     sealed: Sealed | None = None
     forcing: Mapping[str, ForcingReport] = field(default_factory=dict)
+    timed: Mapping[str, TimedScore] = field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
     dtype: str = "bfloat16"
 
@@ -78,6 +81,7 @@ def load_evidence(folder: Path) -> Evidence:
     frozen = load_frozen(folder)
     journals = [Journal(folder / name) for name in ("selection", "confirmation")]
     reports = {f.stem: ForcingReport.from_json(_json(f)) for f in sorted((folder / "forcing").glob("*.json"))}
+    timed = _json(folder / "timed.json") if (folder / "timed.json").exists() else {}
     args = frozen.candidate.args
     return Evidence(
         frozen=frozen,
@@ -87,6 +91,7 @@ def load_evidence(folder: Path) -> Evidence:
         confirmation=tuple(journals[1].blocks()),
         sealed=load_sealed(folder) if (folder / "sealed.json").exists() else None,
         forcing=reports,
+        timed={name: TimedScore(**row) for name, row in timed.items()},
         failures=tuple(failure for journal in journals for failure in journal.failures()),
         dtype=args[args.index("--dtype") + 1] if "--dtype" in args else "bfloat16",
     )

@@ -7,7 +7,7 @@ import math
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.block import Block
 from specpilot_sglang.eval.ab.bounds import mean_and_error, quantile_t
-from specpilot_sglang.eval.forcing_verdict import compare
+from specpilot_sglang.eval.forcing_verdict import MAX_EXCESS, compare
 from specpilot_sglang.loop.judge.evidence import Evidence
 from specpilot_sglang.loop.judge.verdict import GateResult, Status, failed, found, passed
 
@@ -32,6 +32,20 @@ def forcing_gate(evidence: Evidence) -> list[GateResult]:
     few = not verdict.beyond_tie and verdict.positions > 0 and verdict.excess <= verdict.max_excess
     few = few and not reports[1].failed
     return [failed("token forcing", Status.INCOMPLETE if few else Status.WRONG_ANSWERS, [verdict.reason])]
+
+
+def timed_gate(evidence: Evidence) -> list[GateResult]:
+    """The timed answers themselves are the target's: clearly wrong tokens are no more frequent than the incumbent's."""
+    scores = [evidence.timed.get(name) for name in (evidence.incumbent, evidence.candidate)]
+    theirs, mine = scores
+    if theirs is None or mine is None or not theirs.positions or not mine.positions:
+        return [failed("timed answers", Status.INCOMPLETE, ["the timed answers were not scored yet"])]
+    error = math.sqrt(sum(s.rate * (1 - s.rate) / s.positions for s in (theirs, mine)))
+    figures = (
+        f"{mine.clear} of {mine.positions} tokens clearly wrong, the incumbent's {theirs.clear} of {theirs.positions}"
+    )
+    wrong = [figures] if mine.rate - theirs.rate > MAX_EXCESS + 2 * error else []
+    return [found("timed answers", Status.WRONG_ANSWERS, wrong, figures)]
 
 
 def lengths_gate(evidence: Evidence) -> list[GateResult]:

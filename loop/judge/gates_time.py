@@ -11,7 +11,7 @@ from specpilot_sglang.loop.judge.verdict import GateResult, Status, failed, foun
 _OUTSIDE_SHARE, _OUTSIDE_S = 0.05, 1.0
 _ALPHA = 0.01
 #: A repeated probe that takes less than this share of its first time was not decoded again.
-_REPEAT = 0.5
+_REPEAT = 0.3
 
 
 def window_gate(evidence: Evidence) -> list[GateResult]:
@@ -44,8 +44,8 @@ def caches_gate(evidence: Evidence) -> list[GateResult]:
             reasons.append(f"{place}: {row['cached_again']} prompt tokens came from a cache that was emptied")
         if row["cached_first"] > 0:
             reasons.append(f"{place}: {row['cached_first']} tokens of a prompt never sent before came from a cache")
-        if row["again_s"] < _REPEAT * row["first_s"]:
-            times = f"{row['first_s']:.3f} s, then {row['again_s']:.3f} s after the cache was emptied"
+        if row["repeat_share"] < _REPEAT:
+            times = f"{row['repeat_share']:.0%} of its first {row['first_s']:.3f} s although the cache was emptied"
             reasons.append(f"{place}: a repeated prompt took {times}: the answer was kept")
         if row["tokens"] <= 1:
             reasons.append(f"{place}: a probe was answered by {row['tokens']} tokens although the end token is ignored")

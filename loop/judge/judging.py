@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.loop.judge.evidence import Evidence
-from specpilot_sglang.loop.judge.gates_answers import errors_gate, forcing_gate, lengths_gate
+from specpilot_sglang.loop.judge.gates_answers import errors_gate, forcing_gate, lengths_gate, timed_gate
 from specpilot_sglang.loop.judge.gates_gain import confirmation_gate, selection_gate
 from specpilot_sglang.loop.judge.gates_path import attestation_gate, hot_path_gate, steps_gate
 from specpilot_sglang.loop.judge.gates_time import caches_gate, prompts_gate, window_gate
@@ -26,6 +26,7 @@ GATES: tuple[Gate, ...] = (
     hot_path_gate,
     steps_gate,
     forcing_gate,
+    timed_gate,
     lengths_gate,
     errors_gate,
     selection_gate,

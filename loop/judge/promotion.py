@@ -105,8 +105,9 @@ def _selection(trial: Trial) -> Experiment:
 
 
 def _confirm(trial: Trial, frozen: Frozen) -> None:
-    check = AnswerCheck(trial.folder, trial.workload.max_new_tokens, trial.workload.concurrency)
-    used = [item for block in load_evidence(trial.folder).selection for item in block.items]
+    known = load_evidence(trial.folder)
+    check = AnswerCheck(trial.folder, trial.workload.max_new_tokens, trial.workload.concurrency, known.dtype)
+    used = [item for block in known.selection for item in block.items]
     fresh = sealed.draw(
         trial.pool,
         used,
@@ -128,9 +129,9 @@ def _confirm(trial: Trial, frozen: Frozen) -> None:
     confirmation = _experiment(
         trial, "confirmation", lambda index: replace(trial.workload, items=fresh.block(index)), after
     )
-    run_trial(confirmation, trial.noise, trial.rule)
+    first = run_trial(confirmation, trial.noise, trial.rule).blocks[0]
     with host_lock(trial.lock):
-        check.score_margins([trial.incumbent.name, trial.candidate.name], plain)
+        check.score([trial.incumbent.name, trial.candidate.name], first, fresh.block(0), plain)
 
 
 def _probe(server: Server, arm: Arm, index: int, folder: Path) -> Mapping[str, Any]:

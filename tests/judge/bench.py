@@ -27,9 +27,8 @@ class LightClient:
         url = command[command.index("--base-url") + 1]
         concurrency = int(command[command.index("--max-concurrency") + 1])
         rows = [json.loads(line) for line in (log.parent / "dataset.jsonl").read_text().splitlines()]
-        begin = time.monotonic()
         httpx.post(f"{url}/flush_cache", timeout=60, trust_env=False)
-        first = self.now()
+        begin, first = time.monotonic(), self.now()
         found = run_all(lambda row: self.one(url, row), rows, concurrency)
         duration, window = self.now() - first, time.monotonic() - begin
         keys = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors", "cached_tokens")

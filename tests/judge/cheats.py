@@ -128,3 +128,21 @@ class InventedTokens(ToyServer):
         with self.lock:
             self.verify_calls -= max(0, len(rest) // 3)
         yield rest
+
+
+class WrongWhileTimed(Honest):
+    """Emits wrong tokens in chat completions, which the benchmark uses, and right ones elsewhere."""
+
+    timed = False
+
+    def chat(self, handler: Any, body: dict[str, Any]) -> None:
+        self.timed = True
+        try:
+            super().chat(handler, body)
+        finally:
+            self.timed = False
+
+    def token(self, prefix: Sequence[int]) -> int:
+        first, second, _ = self.choice(prefix)
+        wrong = self.timed and zlib.crc32(b"timed" + repr(tuple(prefix)).encode()) % 12 == 0
+        return second if wrong and first != END else first

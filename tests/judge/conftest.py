@@ -82,8 +82,8 @@ class Court:
             self.incumbent, candidate, prompts, self.folder / "selection", after=after, launch=launch
         )
         try:
-            run_blocks(experiment, 1)
-            check.score_margins(["stock", "candidate"], plain)
+            (block,) = run_blocks(experiment, 1)
+            check.score(["stock", "candidate"], block, prompts(0).items, plain)
         finally:
             self.verdict = judge(load_evidence(self.folder))
         return self.verdict

@@ -25,6 +25,7 @@ from specpilot_sglang.loop.judge.verdict import Status
         (cheats.ShorterOutputs, Status.WRONG_ANSWERS, "lengths: .* answers of the incumbent reach 24 tokens, none"),
         (cheats.LossyWeights, Status.WRONG_ANSWERS, r"token forcing: \d+ wrong tokens beyond a near tie"),
         (cheats.NearTies, Status.WRONG_ANSWERS, "token forcing: too many mismatches: excess"),
+        (cheats.WrongWhileTimed, Status.WRONG_ANSWERS, r"timed answers: \d+ of \d+ tokens clearly wrong"),
         (cheats.WorkBeforeTheClock, Status.CLOCK, "work was moved out of it"),
         (cheats.NeverRan, Status.NOT_RUN, "speculative_steps did not grow: it never ran"),
         (cheats.MadeUpCounter, Status.NOT_RUN, "the server's own verify steps explain"),

@@ -215,7 +215,17 @@ class ToyServer:
         first, second, lead = self.choice(prompt)
         scores = {first: -0.1, second: -0.1 - lead}
         rows = [[scores.get(token, -9.0), token, None] for token in body.get("token_ids_logprob", ())]
-        meta = {"output_top_logprobs": [[[-0.1, first, None]]], "output_token_ids_logprobs": [rows]}
+        meta: dict[str, Any] = {"output_top_logprobs": [[[-0.1, first, None]]], "output_token_ids_logprobs": [rows]}
+        if body.get("logprob_start_len", -1) >= 0:
+            start = body["logprob_start_len"]
+            choices = [self.choice(prompt[:i]) for i in range(start + 1, len(prompt))]
+            meta["input_top_logprobs"] = [None, *([[-0.1, best, None]] for best, _, _ in choices)]
+            leads = [
+                0.0 if t == c[0] else c[2] if t == c[1] else 8.9
+                for t, c in zip(prompt[start + 1 :], choices, strict=True)
+            ]
+            given = [[-0.1 - lead, t, None] for t, lead in zip(prompt[start + 1 :], leads, strict=True)]
+            meta["input_token_logprobs"] = [[None, prompt[start], None], *given]
         return {"text": "", "output_ids": [first], "meta_info": {**meta, "finish_reason": {"type": "length"}}}
 
     def chat(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
