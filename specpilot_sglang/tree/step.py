@@ -36,11 +36,12 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     edges = candidates(worker, hidden, nodes - 1)
     trees = build(edges, draft_input.bonus_tokens, nodes, worker.max_depth)
     verify_plan = plan(worker, batch, slots)
-    verify_input = TreeVerifyInput.of(trees, lengths, worker.max_depth, slots.flatten(), verify_plan)
+    seen = trees.ancestors()
+    verify_input = TreeVerifyInput.of(trees, seen, lengths, worker.max_depth, slots.flatten(), verify_plan)
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
     logits_output = output.logits_output
-    accepted = _accept(worker, batch, trees, verify_input, logits_output, draft_input)
+    accepted = _accept(worker, batch, trees, seen, verify_input, logits_output, draft_input)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
 
     flat = accepted.flat_index(nodes)
@@ -103,7 +104,13 @@ def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barr
 
 
 def _accept(
-    worker: Any, batch: Any, trees: Trees, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
+    worker: Any,
+    batch: Any,
+    trees: Trees,
+    seen: torch.Tensor,
+    verify_input: TreeVerifyInput,
+    logits_output: Any,
+    draft_input: Any,
 ) -> Accepted:
     logits = logits_output.next_token_logits
     chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
@@ -111,7 +118,7 @@ def _accept(
     greedy = batch.sampling_info is None or batch.sampling_info.is_all_greedy
     site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
     worker._tp_sync.sync(site, chosen)
-    return walk(trees, trees.ancestors(), chosen.view(trees.tokens.shape), worker.max_depth + 1)
+    return walk(trees, seen, chosen.view(trees.tokens.shape), worker.max_depth + 1)
 
 
 def _finish_outputs(

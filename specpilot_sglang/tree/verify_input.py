@@ -30,12 +30,19 @@ class TreeVerifyInput(EagleVerifyInput):
 
     @classmethod
     def of(
-        cls, trees: Trees, lengths: torch.Tensor, max_depth: int, cache_locs: torch.Tensor, plan: object
+        cls,
+        trees: Trees,
+        seen: torch.Tensor,
+        lengths: torch.Tensor,
+        max_depth: int,
+        cache_locs: torch.Tensor,
+        plan: object,
     ) -> TreeVerifyInput:
         """Describe `trees` to the target.
 
         Args:
             trees: what the drafter proposes.
+            seen: bool [batch, nodes, nodes], `trees.ancestors()`.
             lengths: int [batch], cached tokens of each request.
             max_depth: tokens of the longest path a tree may have.
             cache_locs: int64 [batch * nodes], KV slots of the nodes.
@@ -46,7 +53,7 @@ class TreeVerifyInput(EagleVerifyInput):
         index = torch.arange(batch * nodes, device=trees.tokens.device).view(batch, nodes)
         return cls(
             draft_token=trees.tokens.flatten(),
-            custom_mask=full_mask(trees.ancestors(), lengths),
+            custom_mask=full_mask(seen, lengths),
             positions=trees.positions(lengths).flatten(),
             retrieve_index=index,
             retrieve_next_token=next_token,

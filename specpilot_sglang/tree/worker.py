@@ -24,11 +24,11 @@ class TreeWorker:
         super().__init__(*args, **kwargs)
         worker: Any = self
         _check_worker(worker)
+        from sglang.srt.layers.logits_processor import LogitsProcessor
         from sglang.srt.speculative.draft_worker_common import build_block_pos_offsets, make_draft_block_spec_info
 
-        trained = getattr(worker.draft_model, "trained_block_size", None) or _trained_block(worker)
         # Stock took the verify width for the block; the drafter's own block is shorter.
-        worker.block_size = self.tree.block(trained)
+        worker.block_size = self.tree.block(_trained_block(worker))
         worker.draft_model.set_block_size(worker.block_size)
         worker._block_pos_offsets = build_block_pos_offsets(length=worker.block_size, device=worker.device)
         worker._draft_block_spec_info = make_draft_block_spec_info(
@@ -36,6 +36,8 @@ class TreeWorker:
         )
         worker.speculative_num_draft_tokens = self.tree.budget
         self.max_depth = worker.block_size - 1
+        model = worker.target_worker.model_runner.model
+        self._processor: Any = next(m for m in model.modules() if isinstance(m, LogitsProcessor))
 
     def _defer_target_verify_gather(self) -> None:
         """Let the target gather its logits: every node's row is read."""
@@ -43,12 +45,7 @@ class TreeWorker:
 
     def head_logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
         """This rank's logits [rows, shard] of hidden states [rows, dim], as the target's own processor makes them."""
-        from sglang.srt.layers.logits_processor import LogitsProcessor
-
-        worker: Any = self
-        model = worker.target_worker.model_runner.model
-        processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))
-        logits: torch.Tensor = processor._compute_lm_head(hidden, head)
+        logits: torch.Tensor = self._processor._compute_lm_head(hidden, head)
         return logits
 
     def forward_batch_generation(

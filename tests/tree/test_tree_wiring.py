@@ -56,7 +56,7 @@ def test_verify_input_is_sglangs_irregular_tree():
 
     logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0))
     trees = build(MarginalScores.from_logits(logits, 4), torch.tensor([5, 6]), 8)
-    made = TreeVerifyInput.of(trees, torch.tensor([10, 3]), 3, torch.arange(16), None)
+    made = TreeVerifyInput.of(trees, trees.ancestors(), torch.tensor([10, 3]), 3, torch.arange(16), None)
     assert isinstance(made, EagleVerifyInput)
     assert (made.tree_topk, made.max_tree_depth, made.draft_token_num, made.num_tokens_per_req) == (-1, 4, 8, 8)
     assert made.custom_mask.numel() == 8 * (10 + 8) + 8 * (3 + 8)

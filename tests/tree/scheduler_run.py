@@ -1,0 +1,107 @@
+"""Runs SGLang's own scheduler, overlap loop included, in this process: no HTTP, no tokenizer, no other process.
+
+Read by tests that would otherwise start a server for a handful of requests. Usage: `python scheduler_run.py JOB`, a
+JSON file {"args": server arguments, "requests": [{"ids": [...], "sampling": {...}, "after": step, "abort": step}]};
+prints {"outputs": [[token, ...]], "verify_steps": [...], "cached": [...], "hits": {...}} as its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from pathlib import Path
+
+
+def main(job: dict) -> dict:
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import PortArgs, prepare_server_args
+
+    server_args = prepare_server_args(job["args"])
+    server_args.resolve_once()
+    from sglang.srt.managers.scheduler import Scheduler, configure_scheduler_process
+    from sglang.srt.managers.scheduler import load_plugins as again
+    from sglang.srt.runtime_context import SpawnRanks, publish
+
+    again()
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    configure_scheduler_process(server_args, 0)
+    scheduler = Scheduler(server_args, PortArgs.init_new(server_args))
+    return _serve(scheduler, job["requests"])
+
+
+def _serve(scheduler, wanted: list[dict]) -> dict:
+    from sglang.srt.managers.io_struct import AbortReq
+
+    seen, sent, aborted = {}, set(), set()
+    enqueue = scheduler._add_request_to_queue
+
+    def remember(req, *args, **kwargs):
+        seen.setdefault(req.rid, req)
+        return enqueue(req, *args, **kwargs)
+
+    scheduler._add_request_to_queue = remember
+    step = 0
+
+    def ingest():
+        nonlocal step
+        step += 1
+        new = [i for i, r in enumerate(wanted) if i not in sent and step > r.get("after", 0)]
+        sent.update(new)
+        inputs = [_request(f"r{i}", wanted[i], scheduler) for i in new]
+        for i, request in enumerate(wanted):
+            if i in sent and i not in aborted and step > request.get("abort", 1 << 30):
+                aborted.add(i)
+                inputs.append(AbortReq(rid=f"r{i}"))
+        scheduler.process_input_requests(inputs)
+        done = len(sent) == len(wanted) and all(r.finished() for r in seen.values())
+        if done and scheduler.running_batch.is_empty() and not scheduler.waiting_queue and not inputs:
+            scheduler.gracefully_exit = scheduler.last_batch is None
+
+    scheduler.ingest_requests = ingest
+    scheduler.run_event_loop()
+    from specpilot_sglang.plugin import counters
+
+    reqs = [seen[f"r{i}"] for i in range(len(wanted))]
+    return {
+        # The last verify pass may go past the end; SGLang cuts that when it answers.
+        "outputs": [list(r.output_ids)[: r.finished_len] for r in reqs],
+        "finish": [r.finished_reason.to_json() if r.finished_reason else None for r in reqs],
+        "verify_steps": [r.spec_verify_ct for r in reqs],
+        "retracted": [getattr(r, "retraction_count", 0) for r in reqs],
+        "cached": [getattr(r, "cached_tokens", 0) for r in reqs],
+        "logprobs": [
+            list(getattr(r.logprob, "output_token_logprobs_val", None) or []) if getattr(r, "logprob", None) else []
+            for r in reqs
+        ],
+        "hits": counters.snapshot(),
+    }
+
+
+def _request(rid: str, wanted: dict, scheduler):
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    sampling = SamplingParams(**wanted["sampling"])
+    sampling.normalize(scheduler.tokenizer)
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text="",
+        input_ids=array("q", wanted["ids"]),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling,
+        return_logprob=wanted.get("logprob", False),
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+    )
+
+
+if __name__ == "__main__":
+    result = main(json.loads(Path(sys.argv[1]).read_text()))
+    print("\n" + json.dumps(result), flush=True)

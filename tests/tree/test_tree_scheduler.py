@@ -1,0 +1,85 @@
+"""Trees on SGLang's own scheduler, overlap on: a tiny hybrid model answers in FP32 exactly as plain decoding.
+
+The model's weights are seeded random numbers. Requests arrive while others decode, extend earlier prompts, are
+aborted, and are retracted by force, all under SGLang's strict memory check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specpilot_sglang.platform_cpu.tiny_hybrid import write_drafter, write_hybrid
+
+pytestmark = [pytest.mark.slow]
+
+SCRIPT = Path(__file__).parent / "scheduler_run.py"
+REQUESTS = int(os.environ.get("SPECPILOT_TEST_REQUESTS", "32"))
+BUDGET = 32
+
+
+def run(folder, args, requests, **env):
+    job = folder / "job.json"
+    job.write_text(json.dumps({"args": args, "requests": requests}))
+    settings = {
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+        "SGLANG_TEST_RETRACT": "1",
+        "SGLANG_TEST_RETRACT_INTERVAL": "9",
+        **env,
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(job)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "leak" not in done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def workload():
+    dice = random.Random(0)
+    prompts = [[dice.randrange(3, 256) for _ in range(dice.choice((2, 17, 64, 65, 130)))] for _ in range(REQUESTS)]
+    for i in range(REQUESTS // 2, REQUESTS):
+        prompts[i] = prompts[i - REQUESTS // 2] + [dice.randrange(3, 256) for _ in range(dice.randrange(1, 60))]
+    sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    whole = [{"ids": p, "sampling": sampling, "after": (i // 3) * 4} for i, p in enumerate(prompts)]
+    cut = [{"ids": [7, 8, 9 + i], "sampling": sampling, "after": 6 * i, "abort": 6 * i + 5} for i in range(6)]
+    return whole, cut
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrid")
+    target, drafter = write_hybrid(folder / "target"), write_drafter(folder / "drafter")
+    overlay = folder / "tree"
+    overlay.mkdir()
+    (overlay / "overlay.yaml").write_text(f"name: tree\ntree: {{kind: best-first, budget: {BUDGET}}}\n")
+    plain = ["--model-path", str(target), "--dtype", "float32", "--device", "cpu", "--skip-tokenizer-init"]
+    plain += ["--max-total-tokens", "4096", "--max-running-requests", "6"]
+    drafted = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(drafter)]
+    plugin = ["--speculative-plugin", "specpilot", "--specpilot-overlay", str(overlay)]
+    return folder, plain, [*plain, *drafted, *plugin]
+
+
+def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retraction(hybrid):
+    folder, plain, tree = hybrid
+    whole, cut = workload()
+    expected = run(folder, plain, whole, SGLANG_TEST_RETRACT="0")
+    found = run(folder, tree, [*whole, *cut])
+    assert found["outputs"][:REQUESTS] == expected["outputs"]
+    assert sum(found["retracted"]) > 0, "nothing was retracted"
+    assert sum(found["cached"][:REQUESTS]) > 0, "no prefix was hit"
+    assert any(len(found["outputs"][i]) < 40 for i in range(REQUESTS, REQUESTS + 6)), "nothing was aborted"
+    steps, tokens = sum(found["verify_steps"][:REQUESTS]), sum(map(len, found["outputs"][:REQUESTS]))
+    assert tokens > 1.1 * steps, "hardly a draft was accepted: commits of longer paths went untested"
+    assert found["hits"]["tree_steps"] > 0
+    assert found["hits"]["tree_nodes_verified"] >= BUDGET * found["hits"]["tree_steps"]
