@@ -8,6 +8,7 @@ from typing import Any
 from specpilot_sglang.errors import PluginError
 from specpilot_sglang.overlay import Overlay
 from specpilot_sglang.plugin.checkpoints import Checkpoint
+from specpilot_sglang.plugin.drafter import algorithm_of
 
 #: Block size that SGLang assumes where the drafter's config names none.
 _DEFAULT_BLOCK = 16
@@ -54,6 +55,12 @@ def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str
         raise PluginError(
             "the overlay's tree needs a drafter", where=overlay.name, fix="give --speculative-draft-model-path"
         )
+    if algorithm_of(drafter) != "DFLASH":
+        raise PluginError(
+            f"tree.budget and tree.max_depth are for DFlash drafters, not for {drafter.architecture}",
+            where=drafter.where,
+            fix=f"remove them from the overlay {overlay.name}",
+        )
     settings = tree_settings(overlay)
     if settings is None:
         bounds = [_block_size(drafter)]
@@ -70,7 +77,7 @@ def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
         PluginError: names the flag and what to change.
     """
     settings = tree_settings(overlay)
-    if settings is None:
+    if overlay is None or settings is None:
         return
     refusals = {
         "--speculative-algorithm other than DFLASH": server_args.speculative_algorithm not in (None, "DFLASH"),
@@ -86,7 +93,7 @@ def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
         if used:
             raise PluginError(
                 f"{flag} does not go with a best-first tree",
-                fix=f"drop it, or set tree.kind: chain in {overlay.name}" if overlay else "drop it",
+                fix=f"drop it, or set tree.kind: chain in {overlay.name}",
             )
 
 

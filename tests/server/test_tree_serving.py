@@ -13,6 +13,7 @@ from specpilot_sglang.eval.forcing import force
 from specpilot_sglang.eval.forcing_report import ForcingReport
 from specpilot_sglang.eval.presets import specpilot_args
 from specpilot_sglang.eval.recording import greedy, record
+from specpilot_sglang.eval.records import Run
 from specpilot_sglang.eval.servers import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
@@ -28,9 +29,17 @@ def tree(reference, smollm2, drafter, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cold(tree, prompts):
-    """All prompts once, eight at a time, before anything of them is cached."""
-    run = record(tree.client, prompts, greedy(MAX_NEW_TOKENS), concurrency=CONCURRENCY)
+def half(prompts, reference):
+    """Every other prompt with AR's answer, so that this module costs half of `test_serving`."""
+    chosen = prompts[::2]
+    ids = {p.id for p in chosen}
+    return chosen, Run(reference.sampling, [r for r in reference.requests if r.id in ids], reference.about)
+
+
+@pytest.fixture(scope="module")
+def cold(tree, half):
+    """The prompts once, eight at a time, before anything of them is cached."""
+    run = record(tree.client, half[0], greedy(MAX_NEW_TOKENS), concurrency=CONCURRENCY)
     assert [r.error for r in run.requests if r.error] == []
     return run
 
@@ -39,7 +48,8 @@ def _length(requests):
     return sum(len(r.output_ids) for r in requests) / sum(r.verify_steps for r in requests)
 
 
-def test_greedy_fp32_answers_equal_plain_decoding(tree, cold, reference):
+def test_greedy_fp32_answers_equal_plain_decoding(tree, cold, half):
+    reference = half[1]
     verdicts = force(reference, tree.client, concurrency=CONCURRENCY, first_pass={r.id: r for r in cold.requests})
     report = ForcingReport(verdicts)
     assert report.failed == []
@@ -54,8 +64,8 @@ def test_accept_length_is_that_of_a_tree(cold):
     assert min(lengths.values()) > 1.9, lengths
 
 
-def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, prompts):
-    few = prompts[:6]
+def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, half):
+    few = half[0][:6]
     first = [r for r in cold.requests if r.id in {p.id for p in few}]
     again = record(tree.client, few, greedy(MAX_NEW_TOKENS), concurrency=1)
     assert [r.output_ids for r in again.requests] == [r.output_ids for r in first]

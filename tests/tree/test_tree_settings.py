@@ -67,7 +67,7 @@ def test_drafter_is_asked_for_no_more_than_can_be_verified(settings, block):
     [
         ({"drafter": None}, "needs a drafter"),
         ({"drafter": drafter("DFlash2DraftModel")}, "not over DFlash2DraftModel"),
-        ({"drafter": drafter("DSparkDraftModel")}, "not over DSparkDraftModel"),
+        ({"drafter": drafter("Qwen3DSparkModel")}, "not for Qwen3DSparkModel"),
         ({"drafter": drafter(projector_type="domino")}, "domino"),
         ({"gpu": "NVIDIA H200"}, "not on NVIDIA H200"),
     ],
