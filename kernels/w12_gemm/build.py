@@ -16,7 +16,7 @@ from filelock import FileLock
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
 
-GEMM, DECODE, HEADERS = "w12_gemm.cu", "w12_decode.cu", ("decode.cuh", "ptx.cuh")
+GEMM, DECODE, HEADERS = "w12_gemm.cu", "w12_decode.cu", ("decode.cuh", "ptx.cuh", "wgmma.cuh")
 #: Architectures the source is written for; bulk copies and mbarriers need compute capability 9.0.
 ARCHITECTURES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
 
@@ -40,10 +40,16 @@ def architecture(capability: tuple[int, int]) -> str:
     return ARCHITECTURES[capability]
 
 
-def gemm_options(tiling: Tiling, decoder: Decoder, token_eights: int) -> list[str]:
+def uses_wgmma(tiling: Tiling, token_eights: int, arch: str) -> bool:
+    """Tell whether a kernel multiplies by `wgmma`, which only Hopper has; its bits are those of `mma`."""
+    return token_eights >= tiling.wgmma and arch == "sm_90a"
+
+
+def gemm_options(tiling: Tiling, decoder: Decoder, token_eights: int, arch: str) -> list[str]:
     """Return the compiler options that select a variant of the GEMM."""
-    values = {"DECODER": int(decoder), "NT": token_eights, "WN": tiling.wn, "WK": tiling.wk}
-    values |= {"MT": tiling.mt, "KU": tiling.ku, "CTAS": tiling.ctas_per_sm}
+    wgmma = uses_wgmma(tiling, token_eights, arch)
+    values = {"DECODER": int(decoder), "NT": token_eights, "ROWS": tiling.rows, "WN": tiling.warps(wgmma=wgmma)}
+    values |= {"WK": tiling.wk, "PARTS": tiling.parts(token_eights), "WGMMA": int(wgmma)}
     return [f"-D{name}={value}" for name, value in values.items()]
 
 
@@ -89,30 +95,42 @@ def _folder() -> Path:
 
 
 def _compile(source: str, texts: dict[str, str], options: list[str]) -> bytes:
+    headers = {name: texts[name] for name in HEADERS}
+    return compile_source(source, texts[source], headers, options)[0]
+
+
+def compile_source(
+    name: str, text: str, headers: dict[str, str], options: list[str], expression: str = ""
+) -> tuple[bytes, str]:
+    """Return the machine code of a CUDA source, and the symbol of `expression` (a kernel template's instance) in it.
+
+    Raises:
+        KernelBuildError: NVRTC is missing, or the source does not compile.
+    """
     try:
         from cuda.bindings import nvrtc  # type: ignore[import-untyped]
     except ImportError as exc:
         raise KernelBuildError(
             f"no cached W12 kernel and no compiler ({exc})", fix="pip install cuda-python nvidia-cuda-nvrtc"
         ) from exc
-    headers = [texts[name].encode() for name in HEADERS]
-    names = [name.encode() for name in HEADERS]
-    error, program = nvrtc.nvrtcCreateProgram(texts[source].encode(), source.encode(), len(names), headers, names)
+    parts = [[part.encode() for part in group] for group in (headers.values(), headers.keys())]
+    error, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), len(headers), *parts)
     _check(error, "create the program")
     try:
-        encoded = [option.encode() for option in options]
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if expression:
+            _check(nvrtc.nvrtcAddNameExpression(program, expression.encode())[0], "name the kernel")
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
             log = b" " * size
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise KernelBuildError(f"the W12 kernel does not compile: {log.decode(errors='replace').strip()}")
+            raise KernelBuildError(f"{name} does not compile: {log.decode(errors='replace').strip()}")
         error, size = nvrtc.nvrtcGetCUBINSize(program)
         _check(error, "read the cubin's size")
         code = b" " * size
-        (error,) = nvrtc.nvrtcGetCUBIN(program, code)
-        _check(error, "read the cubin")
-        return code
+        _check(nvrtc.nvrtcGetCUBIN(program, code)[0], "read the cubin")
+        symbol = nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode() if expression else ""
+        return code, symbol
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

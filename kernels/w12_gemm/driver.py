@@ -30,11 +30,16 @@ def load(source: str, name: str, variant: list[str], device: torch.device, share
     Raises:
         KernelBuildError: no code for this GPU, or inside a CUDA graph capture.
     """
-    from cuda.bindings import driver  # type: ignore[import-untyped]
-
     refuse_in_capture("compile or load the kernel")
     properties = torch.cuda.get_device_properties(device)
     code = cubin(source, variant, architecture((properties.major, properties.minor)))
+    return load_code(code, name, device, shared_bytes)
+
+
+def load_code(code: bytes, name: str, device: torch.device, shared_bytes: int = 0) -> Function:
+    """Load machine code onto a device; arguments and errors as `load`."""
+    from cuda.bindings import driver  # type: ignore[import-untyped]
+
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).synchronize()  # makes torch's context current in the driver
         library = check(driver.cuLibraryLoadData(code, [], [], 0, [], [], 0), f"load {name}")

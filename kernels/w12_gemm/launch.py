@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from specpilot_sglang.kernels.w12_gemm import driver
-from specpilot_sglang.kernels.w12_gemm.build import GEMM, gemm_options
+from specpilot_sglang.kernels.w12_gemm.build import GEMM, architecture, gemm_options, uses_wgmma
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight
 from specpilot_sglang.kernels.w12_gemm.tiling import (
     MAX_TOKENS,
     UNIT_COLUMNS,
     Decoder,
-    Shared,
     Tiling,
+    fitting_shared,
     grid,
-    shared_memory,
 )
 
 #: Token eights that have a kernel; a call takes the smallest that holds its tokens.
@@ -30,8 +29,18 @@ class _Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "escape", "list", "base", "y", "partial", "counter")),
         ("y_stride", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("tokens", "rows", "tiles", "chunks", "stages")),
+        *((name, ctypes.c_int) for name in ("tokens", "rows", "ctas", "chunks", "share", "extra")),
+        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger")),
     )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A loaded kernel with its stages and threads."""
+
+    function: driver.Function
+    stages: int
+    threads: int
 
 
 @dataclass
@@ -46,7 +55,7 @@ class Workspace:
 class _State:
     """Loaded variants, workspaces, and outgrown workspaces that captured graphs may still use."""
 
-    variants: dict[tuple[int, Tiling, Decoder, int], tuple[driver.Function, Shared]] = field(default_factory=dict)
+    variants: dict[tuple[int, Tiling, Decoder, int], Variant] = field(default_factory=dict)
     workspaces: dict[tuple[int, int], Workspace] = field(default_factory=dict)
     outgrown: list[Workspace] = field(default_factory=list)
 
@@ -110,15 +119,19 @@ def w12_gemm(
     if tokens == 0 or weight.n == 0:
         return y
     eights = token_eights(tokens)
-    function, shared = _variant(weight, decoder, eights)
+    variant = _variant(weight, decoder, eights)
     space, tiling = _workspace(weight, eights), weight.tiling
     words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
     pointers = (weight.a, weight.b, words, lists, weight.base, y, space.partial, space.counter)
-    numbers = (tokens, weight.n, tiling.tiles(weight.n), tiling.chunks(weight.k), shared.stages)
+    ctas, chunks = _ctas(weight), tiling.chunks(weight.k)
+    share = divmod(tiling.tiles(weight.n) * chunks, ctas)
+    numbers = (tokens, weight.n, ctas, chunks, *share, variant.stages, 4 * lists.numel(), weight.linger_ns)
     params = _Params(*(t.data_ptr() for t in pointers), y.stride(0), *numbers)
     tensor_map = driver.describe(x, 8 * eights, UNIT_COLUMNS)
     addresses = [ctypes.addressof(params), int(tensor_map.getPtr())]
-    driver.launch(function, _ctas(weight), tiling.threads, addresses, x.device, overlap=overlap)
+    if overlap:  # see linger() in w12_gemm.cu
+        ctas = max(ctas, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    driver.launch(variant.function, ctas, variant.threads, addresses, x.device, overlap=overlap)
     return y
 
 
@@ -138,15 +151,22 @@ def _ctas(weight: PackedWeight) -> int:
     return grid(weight.tiling, weight.n, weight.k, count)
 
 
-def _variant(weight: PackedWeight, decoder: Decoder, eights: int) -> tuple[driver.Function, Shared]:
+def _variant(weight: PackedWeight, decoder: Decoder, eights: int) -> Variant:
     device, tiling = weight.a.device, weight.tiling
     key = (_index(device), tiling, decoder, eights)
     if key not in _STATE.variants:
         properties = torch.cuda.get_device_properties(device)
-        part = properties.shared_memory_per_multiprocessor // tiling.shared_parts - driver.RESERVED_SHARED
-        shared = shared_memory(tiling, decoder, eights, min(properties.shared_memory_per_block_optin, part))
-        function = driver.load(GEMM, "w12_gemm", gemm_options(tiling, decoder, eights), device, shared.total)
-        _STATE.variants[key] = function, shared
+        arch = architecture((properties.major, properties.minor))
+        shared = fitting_shared(
+            tiling,
+            decoder,
+            eights,
+            properties.shared_memory_per_multiprocessor - driver.RESERVED_SHARED * tiling.parts(eights),
+            properties.shared_memory_per_block_optin,
+        )
+        function = driver.load(GEMM, "w12_gemm", gemm_options(tiling, decoder, eights, arch), device, shared.total)
+        threads = tiling.threads(wgmma=uses_wgmma(tiling, eights, arch))
+        _STATE.variants[key] = Variant(function, shared.stages, threads)
     return _STATE.variants[key]
 
 
@@ -154,7 +174,7 @@ def _workspace(weight: PackedWeight, eights: int) -> Workspace:
     device, tiling = weight.a.device, weight.tiling
     key = (_index(device), torch.cuda.current_stream(device).cuda_stream)
     floats = 2 * _ctas(weight) * tiling.tile_rows * 8 * eights
-    counters = tiling.tiles(weight.n) * tiling.wn
+    counters = tiling.tiles(weight.n) * tiling.rows
     space = _STATE.workspaces.get(key)
     if space is None or space.partial.numel() < floats or space.counter.numel() < counters:
         driver.refuse_in_capture("allocate workspace")

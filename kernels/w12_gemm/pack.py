@@ -1,9 +1,9 @@
 """Row-major planes to the kernel's fragment order, at load time, on the weight's own device.
 
 A weight is stored [tile along N][chunk along K][16-row unit][64-column unit][unit]. Inside a unit, lane 4 * g + t
-holds rows g and g + 8 and, of each 32-column half, columns 8 * t .. 8 * t + 7: then a lane's eight columns of x are
-16 contiguous bytes, and any order of columns is right as long as weights and x agree. Names of the axes below:
-r (row / 8 in a unit), g, u (64-column unit), h (half), t, s (k16 step), p (register pair), e (lower or upper lane).
+holds rows g and g + 8 and, of each k16 step, columns 2 * t, 2 * t + 1, 2 * t + 8 and 2 * t + 9: the A fragment of
+`mma` and of `wgmma`, columns of x in their natural order. Names of the axes below:
+r (row / 8 in a unit), g, u (64-column unit), h (half), s (k16 step), p (register pair), t, e (lower or upper lane).
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ class PackedWeight:
     tiling: Tiling
     decoder: Decoder
 
+    @property
+    def linger_ns(self) -> int:
+        """Nanoseconds that a CTA without work stays: half of what the kernel takes at 4.5 TB/s."""
+        return self.a.numel() // 6000
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory it holds."""
+        tensors = (self.a, self.b, self.base, self.escape, self.escapes, self.escape8, self.escapes8)
+        return sum(t.numel() * t.element_size() for t in tensors)
+
     def stream_bytes(self, decoder: Decoder) -> int:
         """Return the bytes of weights a call reads from memory."""
         if decoder == Decoder.BF16:
@@ -55,8 +66,8 @@ class PackedWeight:
         return self.a.numel() + self.b.numel() + 4 * (self.escape.numel() + self.escapes.numel()) + self.base.numel()
 
 
-def pack(weight: W12Tensor, tiling: Tiling) -> PackedWeight:
-    """Return an encoded matrix in fragment order.
+def pack(weight: W12Tensor, tiling: Tiling, *, spare: bool = False) -> PackedWeight:
+    """Return an encoded matrix in fragment order, with `spare` room for a third more escapes.
 
     Raises:
         W12Error: K is not a multiple of the tiling's chunk.
@@ -65,9 +76,11 @@ def pack(weight: W12Tensor, tiling: Tiling) -> PackedWeight:
     a = _by_tiles(weight.a, tiling, lambda part: _plane_a(part, tiling, chunks))
     b = _by_tiles(weight.b, tiling, lambda part: _plane_b(part, tiling, chunks))
     base = _pad_rows(weight.base, tiling)
-    units = a.numel() // (UNIT_ROWS * UNIT_COLUMNS)
+    units = tiling.tiles(weight.n) * chunks * tiling.words
     exact = _escape_words(escape_rows(weight), weight.col, weight.val, units, tiling, chunks)
     view = _escape_words(*_nested_escapes(weight), units, tiling, chunks)
+    if spare:
+        exact, view = ((words, _with_room(lists)) for words, lists in (exact, view))
     decoder = Decoder.W12_ZERO if weight.zero_code else Decoder.W12
     _settle(a)
     return PackedWeight(a, b, base, *exact, *view, weight.n, weight.k, tiling, decoder)
@@ -112,8 +125,8 @@ def _pad_rows(rows: torch.Tensor, tiling: Tiling) -> torch.Tensor:
 
 def _plane_a(a: torch.Tensor, tiling: Tiling, chunks: int) -> torch.Tensor:
     """Return int16 [T, C, units, u, h, g, t, s, r, e]: pair 0 in place, pair 1 in the bits pair 0 leaves free."""
-    wide = a.view(-1, tiling.row_units, 2, 8, chunks, tiling.ku, 2, 4, 2, 2, 2).int()  # T n r g C u h t s p e
-    wide = wide.permute(9, 0, 4, 1, 5, 6, 3, 7, 8, 2, 10)  # p | T C n u h g t s r e
+    wide = a.view(-1, tiling.rows, 2, 8, chunks, tiling.wk, 2, 2, 2, 4, 2).int()  # T n r g C u h s p t e
+    wide = wide.permute(8, 0, 4, 1, 5, 6, 3, 9, 7, 2, 10)  # p | T C n u h g t s r e
     bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 4)
     second = bits[1]
     word = bits[0] | ((second >> 4) & 0x080F) | ((second << 4) & 0x7000)
@@ -122,16 +135,16 @@ def _plane_a(a: torch.Tensor, tiling: Tiling, chunks: int) -> torch.Tensor:
 
 def _plane_b(b: torch.Tensor, tiling: Tiling, chunks: int) -> torch.Tensor:
     """Return uint8 [T, C, units, u, g, t, h, s, e, p]: low nibble row g, high nibble row g + 8."""
-    wide = b.view(-1, tiling.row_units, 2, 8, chunks, tiling.ku, 2, 4, 2, 2)  # T n r g C u h t s p
-    wide = wide.permute(2, 0, 4, 1, 5, 3, 7, 6, 8, 9)  # r | T C n u g t h s p
+    wide = b.view(-1, tiling.rows, 2, 8, chunks, tiling.wk, 2, 2, 2, 4)  # T n r g C u h s p t
+    wide = wide.permute(2, 0, 4, 1, 5, 3, 9, 6, 7, 8)  # r | T C n u g t h s p
     low, high = wide[0], wide[1]
     return torch.stack(((low & 15) | (high << 4), (low >> 4) | (high & 0xF0)), dim=-2)
 
 
 def _plane_bf16(bits: torch.Tensor, tiling: Tiling, chunks: int) -> torch.Tensor:
     """Return int16 [T, C, units, u, h, s, g, t, p, r, e]."""
-    wide = bits.view(-1, tiling.row_units, 2, 8, chunks, tiling.ku, 2, 4, 2, 2, 2)  # T n r g C u h t s p e
-    return wide.permute(0, 4, 1, 5, 6, 8, 3, 7, 9, 2, 10)
+    wide = bits.view(-1, tiling.rows, 2, 8, chunks, tiling.wk, 2, 2, 2, 4, 2)  # T n r g C u h s p t e
+    return wide.permute(0, 4, 1, 5, 6, 7, 3, 9, 8, 2, 10)
 
 
 def _nested_escapes(weight: W12Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -156,12 +169,12 @@ def _nested_escapes(weight: W12Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 def _escape_words(
     row: torch.Tensor, col: torch.Tensor, val: torch.Tensor, units: int, tiling: Tiling, chunks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the word of each unit, and the lists of units with several escapes; both int32."""
+    """Return the word of each unit (`tiling.words` a chunk), and lists of those with several escapes; both int32."""
     tile, chunk = row // tiling.tile_rows, col // tiling.chunk_columns
-    unit = (tile * chunks + chunk) * tiling.row_units + row % tiling.tile_rows // UNIT_ROWS
-    unit = unit * tiling.ku + col % tiling.chunk_columns // UNIT_COLUMNS
-    lane = row % 8 * 4 + col // 8 % 4
-    register = col // 32 % 2 * 8 + col // 4 % 2 * 4 + col // 2 % 2 * 2 + row // 8 % 2
+    unit = row % tiling.tile_rows // UNIT_ROWS * tiling.wk + col % tiling.chunk_columns // UNIT_COLUMNS
+    unit += (tile * chunks + chunk) * tiling.words
+    lane = row % 8 * 4 + col // 2 % 4
+    register = col // 32 % 2 * 8 + col // 16 % 2 * 4 + col // 8 % 2 * 2 + row // 8 % 2
     place = lane | register << 5 | col % 2 << 9
     unit, order = unit.sort(stable=True)
     entry = ((val.long() & 0xFFFF) << 16 | place)[order]
@@ -181,6 +194,10 @@ def _escape_words(
     if lists.numel() >= 1 << 30:
         raise W12Error(f"{row.numel()} escapes are too many for the W12 kernel", fix="keep this tensor BF16")
     return _wrap(words), _wrap(lists)
+
+
+def _with_room(lists: torch.Tensor) -> torch.Tensor:
+    return torch.cat((lists, lists.new_zeros(lists.numel() // 3 + 1024)))
 
 
 def _wrap(word: torch.Tensor) -> torch.Tensor:

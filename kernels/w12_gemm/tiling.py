@@ -31,45 +31,54 @@ class Decoder(IntEnum):
 
 @dataclass(frozen=True)
 class Tiling:
-    """Shape of a tile, and how many CTAs share a multiprocessor.
+    """Shape of a tile, and how many CTAs share the work.
+
+    The first three decide which sums are formed and in which order; they depend on the weight's shape only.
 
     Attributes:
-        wn, wk: consumer warps along N and along K.
-        mt: units a warp has along N.
-        ku: units of a chunk along K; a multiple of `wk`.
-        ctas_per_sm: CTAs of one launch on a multiprocessor.
-        shared_parts: a CTA takes 1 / `shared_parts` of a multiprocessor's shared memory. With more parts than
-            CTAs, the next launch's CTAs fit beside them and prefetch while this one ends.
-
-    The defaults are the fastest of the tilings whose exactness was tested on an H200.
+        rows: 16-row units of a tile along N, one warp each.
+        wk: 64-column units of a chunk along K, each summed by warps of its own.
+        ctas: CTAs with work; 0 is one for each multiprocessor. A number that cuts tiles x chunks at tiles' ends (or the
+            tiles into equal parts) saves summing partial tiles (or waiting for the last part).
+        shared_parts: a CTA takes 1 / `shared_parts` of a multiprocessor's shared memory. With more than one part, the
+            next launch's CTAs fit beside this one's and prefetch while this one ends.
+        wide_parts: `shared_parts` of the kernels for 25 tokens and more, which need more registers.
+        wgmma: kernels for at least so many token eights multiply by `wgmma`.
     """
 
-    wn: int = 8
+    rows: int = 16
     wk: int = 1
-    mt: int = 1
-    ku: int = 1
-    ctas_per_sm: int = 1
+    ctas: int = 0
     shared_parts: int = 2
+    wide_parts: int = 1
+    wgmma: int = 4
+
+    def warps(self, *, wgmma: bool) -> int:
+        """Return the consumer warps along N, for `wgmma` whole warpgroups."""
+        return -(-self.rows // 4) * 4 if wgmma else self.rows
+
+    def threads(self, *, wgmma: bool) -> int:
+        """Return the threads of a CTA: consumer warps and one producer warp."""
+        return 32 * (self.warps(wgmma=wgmma) * self.wk + 1)
+
+    def parts(self, token_eights: int) -> int:
+        """Return the parts of a multiprocessor, one for each CTA, in the kernel for `token_eights`."""
+        return self.wide_parts if token_eights >= 4 else self.shared_parts
 
     @property
     def tile_rows(self) -> int:
         """Rows of the weight in a tile."""
-        return UNIT_ROWS * self.row_units
+        return UNIT_ROWS * self.rows
 
     @property
-    def row_units(self) -> int:
-        """Units in a tile along N."""
-        return self.wn * self.mt
+    def words(self) -> int:
+        """Escape words of a chunk: one a unit, padded to 16 bytes."""
+        return -(-self.rows * self.wk // 4) * 4
 
     @property
     def chunk_columns(self) -> int:
         """Columns of the weight in a chunk; K must be a multiple."""
-        return UNIT_COLUMNS * self.ku
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA: consumer warps and one producer warp."""
-        return 32 * (self.wn * self.wk + 1)
+        return UNIT_COLUMNS * self.wk
 
     def tiles(self, n: int) -> int:
         """Return the number of tiles along N."""
@@ -104,17 +113,34 @@ def shared_memory(tiling: Tiling, decoder: Decoder, token_eights: int, limit: in
     Raises:
         W12Error: fewer than two stages fit.
     """
-    units = tiling.row_units * tiling.ku
+    units = tiling.rows * tiling.wk
     a = 2048 if decoder == Decoder.BF16 else 1024
     b = 512 if decoder in (Decoder.W12, Decoder.W12_ZERO) else 0
-    e = 0 if decoder == Decoder.BF16 else 4
-    x = 1024 * token_eights * tiling.ku
-    stage = -(-(x + units * (a + b + e)) // 1024) * 1024
-    reduce = (tiling.wk - 1) * tiling.wn * tiling.mt * token_eights * 512
+    e = 0 if decoder == Decoder.BF16 else 4 * tiling.words
+    x = 1024 * token_eights * tiling.wk
+    stage = -(-(x + units * (a + b) + e) // 1024) * 1024
+    reduce = (tiling.wk - 1) * tiling.warps(wgmma=True) * token_eights * 512
     stages = min(most, (limit - reduce) // (stage + 16))
     if stages < 2:
         raise W12Error(f"{limit} bytes of shared memory do not hold two stages of {stage} bytes", fix="smaller tiles")
     return Shared(stages, stage, reduce + stages * (stage + 16))
+
+
+def fitting_shared(tiling: Tiling, decoder: Decoder, token_eights: int, multiprocessor: int, block: int) -> Shared:
+    """Return the shared memory of a kernel on a GPU: a part of a multiprocessor's, or all if that holds no two stages.
+
+    Args:
+        tiling, decoder, token_eights: which kernel.
+        multiprocessor, block: usable bytes of a multiprocessor, and the most a CTA may have.
+
+    Raises:
+        W12Error: fewer than two stages fit at all.
+    """
+    try:
+        limit = min(block, multiprocessor // tiling.parts(token_eights))
+        return shared_memory(tiling, decoder, token_eights, limit)
+    except W12Error:
+        return shared_memory(tiling, decoder, token_eights, min(block, multiprocessor))
 
 
 def grid(tiling: Tiling, n: int, k: int, multiprocessors: int) -> int:
@@ -124,7 +150,6 @@ def grid(tiling: Tiling, n: int, k: int, multiprocessors: int) -> int:
         W12Error: K is not a multiple of the chunk, or the weight is too large for the kernel's 32-bit positions.
     """
     work = tiling.tiles(n) * tiling.chunks(k)
-    ctas = max(1, min(multiprocessors * tiling.ctas_per_sm, work // MIN_CHUNKS))
-    if work * (ctas + 1) >= 1 << 32:
+    if work >= 1 << 31:
         raise W12Error(f"[{n}, {k}] is too large for the W12 kernel", fix="this layer takes the decode path")
-    return ctas
+    return max(1, min(tiling.ctas or multiprocessors, work // MIN_CHUNKS))

@@ -1,5 +1,6 @@
-// A packed weight back to row-major BF16 [N, K], for calls with many tokens: decode, then the library's GEMM. One warp
-// decodes one unit with the functions of the GEMM. Compile-time parameter: DECODER (W12, W12_ZERO or NESTED8).
+// A packed weight back to row-major BF16 [N, K], for calls with many tokens: decode, then the library's GEMM. A warp
+// decodes unit after unit with the functions of the GEMM, the next unit's loads in flight meanwhile, and turns
+// fragments into rows through shared memory. Compile-time parameter: DECODER (W12, W12_ZERO or NESTED8).
 #include "decode.cuh"
 #include "ptx.cuh"
 
@@ -12,33 +13,66 @@ struct DecodeParams {
   u16* out;  // [rows, columns], contiguous
   long long units;
   int rows, columns;
-  u32 chunks, row_units, ku;  // chunks along K, units of a tile along N, units of a chunk along K
+  u32 chunks, row_units, wk;  // chunks along K, units of a tile along N, units of a chunk along K
 };
 
-extern "C" __global__ void __launch_bounds__(256) w12_decode(const __grid_constant__ DecodeParams p) {
-  const u32 lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const long long unit = static_cast<long long>(blockIdx.x) * 8 + (threadIdx.x >> 5);
-  if (unit >= p.units) return;
-  const u32 in_chunk = p.row_units * p.ku, within = unit % in_chunk;
-  const long long chunk = unit / in_chunk;
-  const long long row = (chunk / p.chunks * p.row_units + within / p.ku) * 16 + g;
-  const long long column = (chunk % p.chunks * p.ku + within % p.ku) * 64 + 8 * t;
-  const uint4 q[2] = {__ldcs(p.a + unit * 64 + lane), __ldcs(p.a + unit * 64 + 32 + lane)};
-  uint4 low = {0, 0, 0, 0};
-  if (DECODER != w12::kNested8) low = __ldcs(p.b + unit * 32 + lane);
-  const u32 word = __ldg(p.escape + unit);
-  const u32 base = p.base[row] * 0x00800080u, base8 = p.base[row + 8] * 0x00800080u;
+constexpr int kWarps = 8;
+
+struct Unit {
+  uint4 q[2], low;
+  u32 word, base[2];
+  long long row, column;
+};
+
+__device__ __forceinline__ void load_unit(const DecodeParams& p, long long unit, u32 lane, Unit& w) {
+  const u32 in_chunk = p.row_units * p.wk, within = static_cast<u32>(unit % in_chunk);
+  const u32 chunk = static_cast<u32>(unit / in_chunk);
+  w.row = static_cast<long long>(chunk / p.chunks * p.row_units + within / p.wk) * 16;
+  w.column = (chunk % p.chunks * p.wk + within % p.wk) * 64;
+  w.q[0] = __ldcs(p.a + unit * 64 + lane);
+  w.q[1] = __ldcs(p.a + unit * 64 + 32 + lane);
+  if (DECODER != w12::kNested8) w.low = __ldcs(p.b + unit * 32 + lane);
+  w.word = __ldg(p.escape + chunk * ((in_chunk + 3) / 4 * 4) + within);
+  w.base[0] = __ldg(p.base + w.row + (lane >> 2));
+  w.base[1] = __ldg(p.base + w.row + (lane >> 2) + 8);
+}
+
+__device__ __forceinline__ void store_unit(const DecodeParams& p, const Unit& w, u32 tile, u32 lane) {
+  const u32 base = w.base[0] * 0x00800080u, base8 = w.base[1] * 0x00800080u;
   u32 v[16];
-  w12::decode_step<DECODER>(q[0].x, q[0].y, low.x, base, base8, v);
-  w12::decode_step<DECODER>(q[0].z, q[0].w, low.y, base, base8, v + 4);
-  w12::decode_step<DECODER>(q[1].x, q[1].y, low.z, base, base8, v + 8);
-  w12::decode_step<DECODER>(q[1].z, q[1].w, low.w, base, base8, v + 12);
-  if (word) w12::patch_unit(v, word, p.list, lane);
+  w12::decode_step<DECODER>(w.q[0].x, w.q[0].y, w.low.x, base, base8, v);
+  w12::decode_step<DECODER>(w.q[0].z, w.q[0].w, w.low.y, base, base8, v + 4);
+  w12::decode_step<DECODER>(w.q[1].x, w.q[1].y, w.low.z, base, base8, v + 8);
+  w12::decode_step<DECODER>(w.q[1].z, w.q[1].w, w.low.w, base, base8, v + 12);
+  if (w.word) w12::patch_unit(v, w.word, p.list, lane);
+  // Matrix lane / 8 of a step: rows 8 * (its bit 0), columns 8 * (its bit 1); 16-byte pieces of a row are swizzled.
+  const u32 row = (lane & 7) + (lane & 8), piece = lane >> 4;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const u32* w = v + 8 * (i >> 1) + (i & 1);
-    const long long r = row + 8 * (i & 1);
-    if (r < p.rows)
-      *reinterpret_cast<uint4*>(p.out + r * p.columns + column + 32 * (i >> 1)) = {w[0], w[2], w[4], w[6]};
+  for (u32 step = 0; step < 4; ++step)
+    ptx::stmatrix(tile + row * 128 + ((2 * step + piece) ^ (row & 7)) * 16, v + 4 * step);
+  __syncwarp();
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 r = 4 * i + (lane >> 3), c = lane & 7;
+    const uint4 part = ptx::lds128(tile + r * 128 + (c ^ (r & 7)) * 16);
+    if (w.row + r < p.rows)
+      *reinterpret_cast<uint4*>(p.out + (w.row + r) * p.columns + w.column + 8 * c) = part;
   }
+  __syncwarp();
+}
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps) w12_decode(const __grid_constant__ DecodeParams p) {
+  __shared__ __align__(128) u8 tiles[kWarps * 2048];
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const u32 tile = ptx::smem_address(tiles) + warp * 2048;
+  const long long step = static_cast<long long>(gridDim.x) * kWarps;
+  long long unit = static_cast<long long>(blockIdx.x) * kWarps + warp;
+  if (unit >= p.units) return;
+  Unit now, next;
+  load_unit(p, unit, lane, now);
+  for (; unit + step < p.units; unit += step, now = next) {
+    load_unit(p, unit + step, lane, next);
+    store_unit(p, now, tile, lane);
+  }
+  store_unit(p, now, tile, lane);
 }

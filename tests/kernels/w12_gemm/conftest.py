@@ -34,11 +34,12 @@ def host_decode(tmp_path_factory: pytest.TempPathFactory) -> Decode:
     def decode(weight: PackedWeight, decoder: Decoder) -> torch.Tensor:
         tiling = weight.tiling
         tiles, chunks = tiling.tiles(weight.n), tiling.chunks(weight.k)
-        shape = (tiles, chunks, tiling.row_units, tiling.ku)
-        units = tiles * chunks * tiling.row_units * tiling.ku
-        base = weight.base.view(tiles, 1, tiling.row_units, 1, 16).expand(*shape, 16).contiguous()
+        shape = (tiles, chunks, tiling.rows, tiling.wk)
+        units = tiles * chunks * tiling.rows * tiling.wk
+        base = weight.base.view(tiles, 1, tiling.rows, 1, 16).expand(*shape, 16).contiguous()
         nested = decoder == Decoder.NESTED8
         words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
+        words = words.view(-1, tiling.words)[:, : tiling.rows * tiling.wk].contiguous()
         out = torch.full((units, 16, 64), -1, dtype=torch.int16)
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (weight.a, weight.b, words, lists, base, out)]
         decode_units(int(decoder), ctypes.c_long(units), *pointers)

@@ -1,5 +1,5 @@
 // decode.cuh on the host: every lane of every unit, registers placed as the PTX manual places the fragments of
-// mma.m16n8k16, columns as the kernel's x loads pair them.
+// mma.m16n8k16.
 #include "decode.cuh"
 
 typedef unsigned short u16;
@@ -21,9 +21,8 @@ static void decode(long units, const u32* a, const u32* b, const u32* words, con
       for (u32 r = 0; r < 16; ++r)
         for (u32 e = 0; e < 2; ++e) {
           const u32 half = r / 8, step = r / 4 % 2, i = r % 4;
-          // Fragment A: register i holds row g + 8 * (i & 1), k 2t + 8 * (i >> 1) + e. The B register of the same k
-          // holds column 2 * (i >> 1) + e of the lane's four columns of this step.
-          const u32 row = g + 8 * (i & 1), column = 32 * half + 8 * t + 4 * step + 2 * (i >> 1) + e;
+          // Fragment A: register i holds row g + 8 * (i & 1), k 2t + 8 * (i >> 1) + e.
+          const u32 row = g + 8 * (i & 1), column = 32 * half + 16 * step + 8 * (i >> 1) + 2 * t + e;
           out[(u * 16 + row) * 64 + column] = (u16)(v[r] >> (16 * e));
         }
     }

@@ -19,7 +19,7 @@ def own_cache(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("decoder", list(Decoder))
 def test_builds_for_hopper(decoder) -> None:
-    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), decoder, 1), "sm_90a")[:4] == b"\x7fELF"
+    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), decoder, 1, "sm_90a"), "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("decoder", [Decoder.W12, Decoder.W12_ZERO, Decoder.NESTED8])
@@ -27,22 +27,25 @@ def test_decode_kernel_builds(decoder) -> None:
     assert build.cubin(build.DECODE, build.decode_options(decoder), "sm_90a")[:4] == b"\x7fELF"
 
 
-def test_builds_for_rtx_pro_6000() -> None:
-    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.W12, 2), "sm_120a")[:4] == b"\x7fELF"
+@pytest.mark.parametrize("eights", [2, 4])
+def test_builds_for_rtx_pro_6000_which_has_no_wgmma(eights) -> None:
+    options = build.gemm_options(Tiling(), Decoder.W12, eights, "sm_120a")
+    assert build.cubin(build.GEMM, options, "sm_120a")[:4] == b"\x7fELF"
 
 
 def test_a_cached_cubin_needs_no_compiler(monkeypatch, tmp_path) -> None:
-    code = build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1), "sm_90a")
+    code = build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1, "sm_90a"), "sm_90a")
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1), "sm_90a") == code
+    assert build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 1, "sm_90a"), "sm_90a") == code
     with pytest.raises(build.KernelBuildError, match="no compiler"):
-        build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 2), "sm_90a")
+        build.cubin(build.GEMM, build.gemm_options(Tiling(), Decoder.BF16, 2, "sm_90a"), "sm_90a")
     assert [p.suffix for p in tmp_path.rglob("*.tmp")] == []
 
 
 def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
-    with pytest.raises(build.KernelBuildError, match="multiple of 16 bytes"):
-        build.cubin(build.GEMM, build.gemm_options(Tiling(1, 1, 1, 1), Decoder.W12, 1), "sm_90a")
+    options = [*build.gemm_options(Tiling(), Decoder.W12, 1, "sm_90a"), "-DROWS=15"]
+    with pytest.raises(build.KernelBuildError, match="one warp for each row unit"):
+        build.cubin(build.GEMM, options, "sm_90a")
 
 
 def test_other_gpus_are_refused_by_name() -> None:

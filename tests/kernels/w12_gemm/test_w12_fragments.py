@@ -12,7 +12,7 @@ from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
 from specpilot_sglang.w12 import codec_torch
 from specpilot_sglang.w12.windows import Windows
 
-TILINGS = [Tiling(8, 1, 1, 1), Tiling(4, 2, 1, 2), Tiling(4, 1, 2, 2), Tiling(1, 4, 1, 4), Tiling(2, 1, 1, 2)]
+TILINGS = [Tiling(8), Tiling(4, 2), Tiling(7, 2), Tiling(1, 4), Tiling(17)]
 
 
 def gaussian(n: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_whole_rows_first_and_last_columns_of_escapes(host_decode) -> None:
     encoded = codec_torch.encode(weight, Windows(np.full(130, 108, np.uint8), False))
     assert int(encoded.row_ptr.diff().max()) == 256
     check(encoded, Tiling(), host_decode)
-    check(encoded, Tiling(4, 2, 2, 4), host_decode)
+    check(encoded, Tiling(5, 4), host_decode)
 
 
 @pytest.mark.parametrize("zero_code", [False, True])
@@ -84,12 +84,12 @@ def test_all_codes_in_every_window(host_decode) -> None:
 
 
 def test_bf16_fragments_hold_the_weight() -> None:
-    weight, tiling = gaussian(48, 256), Tiling(2, 1, 1, 2)
+    weight, tiling = gaussian(48, 256), Tiling(2, 2)
     packed = pack_bf16(weight, tiling)
     # [tile, chunk, unit row, unit column, half, step, g, t, pair, row / 8, lane half], written out from the PTX manual.
     parts = packed.a.view(torch.int16).view(2, 2, 2, 2, 2, 2, 8, 4, 2, 2, 2)
     row, column = 37, 200
-    at = parts[1, 1, 0, 1, 0, 0, 5, 1, 0, 0, 0]
+    at = parts[1, 1, 0, 1, 0, 0, 5, 0, 1, 0, 0]
     assert at == weight.view(torch.int16)[row, column]
     assert sorted(parts[1].flatten().tolist()) == sorted(
         [*weight.view(torch.int16)[32:].flatten().tolist(), *[0] * 4096]
@@ -98,4 +98,4 @@ def test_bf16_fragments_hold_the_weight() -> None:
 
 def test_k_that_is_no_multiple_of_a_chunk_is_refused() -> None:
     with pytest.raises(W12Error, match="multiple of 128, not 192"):
-        pack(codec_torch.encode(gaussian(16, 192)), Tiling(ku=2))
+        pack(codec_torch.encode(gaussian(16, 192)), Tiling(wk=2))

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm import launch
 from specpilot_sglang.kernels.w12_gemm.build import KernelBuildError
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
-from specpilot_sglang.kernels.w12_gemm.linear import decode_weight, w12_linear
+from specpilot_sglang.kernels.w12_gemm.linear import (
+    _by_slices,
+    decode_weight,
+    pack_layer,
+    prepare_layer,
+    refresh,
+    w12_linear,
+)
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack, pack_bf16
 from specpilot_sglang.kernels.w12_gemm.ref import w12_gemm_ref
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
@@ -21,15 +29,14 @@ from specpilot_sglang.w12.windows import Windows
 CAPABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CAPABLE, reason="needs compute capability 9.0 or higher")]
 
-DEFAULT = Tiling()
-#: `SPECPILOT_W12_TILINGS="8,1,1,1,1,1;8,2,1,2,1,2"` runs everything on other tilings, for tuning.
+#: What `plan.choose` gives to weights of very different shapes.
+DEFAULT = [Tiling(16), Tiling(17, 1, 128), Tiling(7, 2, 128), Tiling(4, 4), Tiling(3, 4, 128), Tiling(1, 2, 96)]
+#: `SPECPILOT_W12_TILINGS="16;7,2,128"` runs everything on other tilings, for tuning.
 TILINGS = [Tiling(*map(int, t.split(","))) for t in os.environ.get("SPECPILOT_W12_TILINGS", "").split(";") if t]
 SHAPES = [(128, 512), (96, 5120), (65, 1024), (1000, 2048), (1536, 1536), (5120, 6144)]
 
 
-@pytest.fixture(
-    params=TILINGS or [DEFAULT], ids=lambda t: f"{t.wn}.{t.wk}.{t.mt}.{t.ku}.{t.ctas_per_sm}.{t.shared_parts}"
-)
+@pytest.fixture(params=TILINGS or DEFAULT, ids=lambda t: f"{t.rows}.{t.wk}.{t.ctas}.{t.wgmma}")
 def tiling(request) -> Tiling:
     return request.param
 
@@ -154,6 +161,39 @@ def test_many_tokens_take_the_library(tiling) -> None:
     packed = pack(encode(weight), tiling)
     assert torch.equal(bits(w12_linear(x, packed)), bits(torch.nn.functional.linear(x, weight)))
     assert torch.equal(bits(w12_linear(x[:1, :3], packed)[0]), bits(w12_gemm(x[0, :3], packed)))
+
+
+def test_slices_along_n_give_the_same_as_the_whole(tiling) -> None:
+    weight, x = gaussian(1000, 1024), gaussian(130, 1024, 1.0)
+    packed = pack(encode(weight), tiling)
+    whole = torch.randn(130, 1100, device="cuda").bfloat16()
+    sliced = _by_slices(x, packed, False, whole[:, :1000], 2 * 300 * 1024)
+    assert torch.allclose(sliced.float(), (x.double() @ weight.double().T).float(), rtol=1e-2, atol=1e-2)
+
+
+def test_refresh_keeps_graphs_valid() -> None:
+    x, old, new = gaussian(3, 1024, 1.0), gaussian(512, 1024), with_escapes(512, 1024)
+    packed = pack_layer(encode(old))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        prepare_layer(packed)
+        w12_linear(x, packed)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = w12_linear(x, packed)
+        refresh(packed, encode(new))
+        graph.replay()
+        assert torch.equal(bits(out), bits(w12_linear(x, pack_layer(encode(new)))))
+        with pytest.raises(W12Error, match="another kernel"):
+            refresh(packed, encode(gaussian(512, 512)))
+
+
+def test_heavy_escapes_are_exact(tiling) -> None:
+    weight, x = gaussian(512, 2048), gaussian(40, 2048, 1.0)
+    weight[torch.rand(512, 2048, device="cuda") < 0.02] = 1e3
+    packed, plain = pack(encode(weight), tiling), pack_bf16(weight, tiling)
+    for tokens in (1, 16, 40):
+        assert torch.equal(bits(w12_gemm(x[:tokens], packed)), bits(w12_gemm(x[:tokens], plain)))
 
 
 def test_two_streams(tiling) -> None:

@@ -8,13 +8,14 @@ import pytest
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm.bench import SHAPES
-from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling, grid, shared_memory
+from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling, fitting_shared, grid, shared_memory
 
-TILINGS = [Tiling(), Tiling(4, 1, 1, 2, 2, 2), Tiling(8, 1, 2, 1), Tiling(2, 4, 1, 4)]
+TILINGS = [Tiling(), Tiling(7, 2, 128), Tiling(10, ctas=128), Tiling(2, 4)]
 
 
-def owner(position: int, work: int, ctas: int) -> int:
-    return ((position + 1) * ctas - 1) // work
+def owner(position: int, share: int, extra: int) -> int:
+    larger = extra * (share + 1)
+    return position // (share + 1) if position < larger else extra + (position - larger) // share
 
 
 @pytest.mark.parametrize("tiling", TILINGS)
@@ -23,14 +24,15 @@ def owner(position: int, work: int, ctas: int) -> int:
 def test_every_chunk_has_one_owner_and_every_partial_tile_a_slot_of_its_own(tiling, shape, multiprocessors) -> None:
     tiles, chunks = tiling.tiles(shape[0]), tiling.chunks(shape[1])
     work, ctas = tiles * chunks, grid(tiling, *shape, multiprocessors)
-    bounds = [work * c // ctas for c in range(ctas + 1)]
+    share, extra = divmod(work, ctas)
+    bounds = [c * share + min(c, extra) for c in range(ctas + 1)]
     assert bounds[0] == 0
     assert bounds[-1] == work
     assert all(low < high for low, high in pairwise(bounds))
     slots: dict[int, int] = {}
     arrivals = [0] * tiles
     for cta, (begin, end) in enumerate(pairwise(bounds)):
-        assert owner(begin, work, ctas) == owner(end - 1, work, ctas) == cta
+        assert owner(begin, share, extra) == owner(end - 1, share, extra) == cta
         position = begin
         while position < end:
             tile, start = divmod(position, chunks)
@@ -42,7 +44,7 @@ def test_every_chunk_has_one_owner_and_every_partial_tile_a_slot_of_its_own(tili
                 arrivals[tile] += 1
             position += stop - start
     for tile, count in enumerate(arrivals):
-        first, last = owner(tile * chunks, work, ctas), owner(tile * chunks + chunks - 1, work, ctas)
+        first, last = owner(tile * chunks, share, extra), owner(tile * chunks + chunks - 1, share, extra)
         assert count == (last - first + 1 if last > first else 0)
         if count:
             expected = [2 * first + 1, *(2 * c for c in range(first + 1, last + 1))]
@@ -62,12 +64,16 @@ def test_the_plan_is_the_same_for_all_decoders_and_tokens() -> None:
     ("multiprocessor", "block"), [(233472, 232448), (102400, 101376)], ids=["H200", "RTX PRO 6000"]
 )
 def test_every_variant_of_the_default_fits_the_gpus_it_is_built_for(multiprocessor, block) -> None:
-    limit = min(block, multiprocessor // Tiling().shared_parts - 1024)
     for decoder in Decoder:
         for eights in (1, 2, 4, 8):
-            assert shared_memory(Tiling(), decoder, eights, limit).total <= limit
+            assert fitting_shared(Tiling(), decoder, eights, multiprocessor - 2048, block).total <= block
+
+
+def test_a_count_of_ctas_that_divides_the_tiles_leaves_none_shared() -> None:
+    tiling = Tiling(7, 2, 128)
+    assert grid(tiling, 14336, 5120, 132) == tiling.tiles(14336) == 128
 
 
 def test_shared_memory_that_is_too_small_is_an_error() -> None:
     with pytest.raises(W12Error, match="two stages"):
-        shared_memory(Tiling(8, 1, 2, 4), Decoder.BF16, 8, 100_000)
+        shared_memory(Tiling(16, 4), Decoder.BF16, 8, 100_000)
