@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.loop.cost.distribution import AcceptDistribution
 from specpilot_sglang.loop.cost.plan import Case, Observation
 from specpilot_sglang.loop.cost.simulate import loads_of
 from specpilot_sglang.loop.cost.table import CostTable
@@ -25,7 +24,7 @@ class Compared:
             have none of this suite.
         speedup, predicted_speedup: over plain decoding of the same prompts; None where that was not measured.
         accept_length: measured; NaN for plain decoding.
-        transferred_length: predicted from the distribution at the drafter's own block; None as above.
+        transferred_length: of the fitted loads' distribution at this block, or at a larger one, cut; None as above.
     """
 
     case: Case
@@ -90,10 +89,9 @@ def _one(table: CostTable, o: Observation, all_of_them: Sequence[Observation]) -
 
 def _transferred(table: CostTable, case: Case) -> float | None:
     try:
-        known: AcceptDistribution = table.distribution(case.suite)
+        return table.distribution(case.suite, case.block).length
     except SpecPilotError:
         return None
-    return known.truncated(case.block).length
 
 
 def _plain_of(case: Case, observations: Sequence[Observation]) -> Observation | None:

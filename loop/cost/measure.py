@@ -66,7 +66,7 @@ def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observati
         ar=tuple(p for p in measured.points if p.width == 1),
         spec=tuple(p for p in measured.points if p.width > 1),
         prefill=tuple(merge(measured.prefills)),
-        accept=_accept(fitted, block_size(plan.draft)),
+        accept=_accept(fitted),
         work=work_of(plan.model, plan.draft, 4.0 if plan.dtype == "float32" else 2.0),
         rates=rates,
         labels=plan.labels,
@@ -131,9 +131,13 @@ def merge(rows: Sequence[Prefill]) -> list[Prefill]:
     return found
 
 
-def _accept(observations: Sequence[Observation], block: int) -> dict[str, tuple[int, ...]]:
-    rows = [o for o in observations if o.case.block == block and o.counts]
-    return {suite: add_up([o.counts for o in rows if o.case.suite == suite]) for suite in {o.case.suite for o in rows}}
+def _accept(observations: Sequence[Observation]) -> dict[str, dict[int, tuple[int, ...]]]:
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
+    for o in observations:
+        if o.counts:
+            row = found.setdefault(o.case.suite, {})
+            row[o.case.block] = add_up([row.get(o.case.block, ()), o.counts])
+    return found
 
 
 def request_seconds(table: CostTable, observations: Sequence[Observation]) -> float:

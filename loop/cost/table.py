@@ -13,7 +13,7 @@ from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.files import write_whole
 from specpilot_sglang.loop.cost.distribution import AcceptDistribution
 
-SCHEMA = 1
+SCHEMA = 2
 KIND = "specpilot cost table"
 
 
@@ -91,7 +91,7 @@ class CostTable:
         spec: speculative steps, by batch and width.
         prefill: prefill passes.
         request_s: seconds a request spends outside the model's steps (HTTP, tokenizer, scheduling).
-        accept: suite -> counts of steps by accepted drafts, at `block`.
+        accept: suite -> draft block -> counts of steps by accepted drafts.
         work: None when unknown.
         rates: None when unknown.
         labels: what a reader must know: simulated acceptance, random or dequantised weights, prefill included.
@@ -104,18 +104,32 @@ class CostTable:
     spec: tuple[StepTime, ...]
     prefill: tuple[Prefill, ...] = ()
     request_s: float = 0.0
-    accept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    accept: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     work: Work | None = None
     rates: Rates | None = None
     labels: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
-    def distribution(self, suite: str) -> AcceptDistribution:
-        """Return the accept distribution of `suite` at the drafter's own block."""
-        if suite not in self.accept:
-            known = ", ".join(self.accept) or "none"
-            raise SpecPilotError(f"no accept distribution of {suite!r}", fix=f"use one of {known}, or give the counts")
-        return AcceptDistribution.of_counts(self.accept[suite])
+    def measured_accept(self, suite: str, block: int) -> bool:
+        """Return whether the accept distribution of `suite` was measured at this draft block."""
+        return block in self.accept.get(suite, {})
+
+    def distribution(self, suite: str, block: int | None = None) -> AcceptDistribution:
+        """Return the accept distribution of `suite` at a draft block, the drafter's own by default.
+
+        Where it was not measured it is that of the next larger measured block, cut. That is optimistic: a drafter
+        that was trained with one block drafts worse with a smaller one, SmolLM2's by a quarter (docs/measured.md).
+
+        Raises:
+            SpecPilotError: nothing was measured for the suite at this block or a larger one.
+        """
+        wanted, known = block or self.block, self.accept.get(suite, {})
+        larger = sorted(b for b in known if b >= wanted)
+        if not larger:
+            places = ", ".join(f"{s} at {b}" for s, row in self.accept.items() for b in row) or "none"
+            fix = f"measured: {places}; or give the counts"
+            raise SpecPilotError(f"no accept distribution of {suite!r} at block {wanted}", fix=fix)
+        return AcceptDistribution.of_counts(known[larger[0]]).truncated(wanted)
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as JSON values."""
@@ -162,7 +176,10 @@ def _from_json(row: Mapping[str, Any]) -> CostTable:
         "ar": tuple(StepTime(**r) for r in row["ar"]),
         "spec": tuple(StepTime(**r) for r in row["spec"]),
         "prefill": tuple(Prefill(**r) for r in row.get("prefill", ())),
-        "accept": {name: tuple(map(int, counts)) for name, counts in row.get("accept", {}).items()},
+        "accept": {
+            suite: {int(block): tuple(map(int, counts)) for block, counts in by_block.items()}
+            for suite, by_block in row.get("accept", {}).items()
+        },
         "work": Work(**row["work"]) if row.get("work") else None,
         "rates": Rates(**row["rates"]) if row.get("rates") else None,
         "labels": tuple(row.get("labels", ())),

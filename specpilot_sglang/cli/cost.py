@@ -143,6 +143,8 @@ def predict_command(
     )
     OUT.print(f"AR step {1e3 * found.ar_s:.2f} ms: a cycle costs {found.cost:.3f} AR steps")
     OUT.print(f"predicted: {found.speedup:.3f}x AR, {found.tok_s(concurrency):.1f} tok/s, prompts left out")
+    if suite is not None and not loaded.measured_accept(suite, size):
+        OUT.print(f"note: not measured with block {size}: cut from a larger one, which is optimistic", soft_wrap=True)
     _print_labels(loaded)
 
 
@@ -166,7 +168,7 @@ def _distribution(
     if len(given) != 1:
         raise SpecPilotError("give the accept distribution once", fix="use one of --suite, --accept, --accept-length")
     if suite is not None:
-        return table.distribution(suite).truncated(block)
+        return table.distribution(suite, block)
     if length is not None:
         return AcceptDistribution.of_length(length, block)
     try:
@@ -201,26 +203,29 @@ def _print_labels(table: CostTable) -> None:
 def _print_compared(name: str, rows: list[heldout.Compared]) -> None:
     if not rows:
         return
-    shown = Table("load", title=f"Predicted against measured, {name}")
-    for column in (
-        "tok/s",
-        "predicted",
-        "error",
-        "accept length",
-        "predicted",
-        "with it",
-        "speed-up",
-        "predicted",
-        "error",
-    ):
+    shown = Table("load", title=f"Predicted against measured, {name}: output tok/s, speed-up over AR")
+    for column in ("tok/s", "predicted", "error", "speed-up", "predicted", "error"):
         shown.add_column(column, justify="right")
     for c in rows:
-        load = f"{f'block {c.case.block}' if c.case.block else 'AR'}, {c.case.concurrency} in flight, {c.case.suite}"
         speed = (number(c.measured, 1), number(c.predicted, 1), _percent(c.error))
-        length = (number(c.accept_length), _or_dash(c.transferred_length), _percent(c.transferred_error))
-        gain = (_or_dash(c.speedup), _or_dash(c.predicted_speedup), _percent(c.speedup_error))
-        shown.add_row(load, *speed, *length, *gain)
+        shown.add_row(
+            _name(c.case), *speed, _or_dash(c.speedup), _or_dash(c.predicted_speedup), _percent(c.speedup_error)
+        )
     OUT.print(shown)
+    moved = [c for c in rows if c.transferred_length is not None]
+    if not moved:
+        return
+    shown = Table("load", title=f"The same with the fitted loads' accept distribution, {name}")
+    for column in ("accept length", "predicted", "tok/s with it", "error"):
+        shown.add_column(column, justify="right")
+    for c in moved:
+        lengths = (number(c.accept_length), _or_dash(c.transferred_length))
+        shown.add_row(_name(c.case), *lengths, _or_dash(c.transferred), _percent(c.transferred_error))
+    OUT.print(shown)
+
+
+def _name(case: Case) -> str:
+    return f"{f'block {case.block}' if case.block else 'AR'} x{case.concurrency} {case.suite}"
 
 
 def _or_dash(value: float | None) -> str:

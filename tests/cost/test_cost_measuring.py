@@ -164,7 +164,7 @@ def test_held_out_loads_are_compared_and_fitted_ones_left_out():
     assert plain.error == pytest.approx(0, abs=1e-9)
     assert spec.error == pytest.approx(0, abs=1e-9)
     assert spec.speedup_error == pytest.approx(0, abs=1e-9)
-    assert spec.transferred_length == pytest.approx(table().distribution("gsm8k").truncated(6).length)
+    assert spec.transferred_length == pytest.approx(table().distribution("gsm8k", 6).length)
     assert len(compare(table(), seen, held_out=False)) == 6
 
 

@@ -32,7 +32,7 @@ def table(**changes) -> CostTable:
         "ar": ar,
         "spec": tuple(spec),
         "prefill": (Prefill(16, 3, 0.02), Prefill(64, 3, 0.05)),
-        "accept": {"gsm8k": (30, 20, 15, 10, 10, 5, 5, 5)},
+        "accept": {"gsm8k": {8: (30, 20, 15, 10, 10, 5, 5, 5), 4: (40, 30, 20, 10)}},
         "work": Work(1e6, 2e5, 2e6, 4e5),
         "rates": Rates(1e9, 1e9),
     }
@@ -48,6 +48,18 @@ def test_a_smaller_block_cuts_long_accepts_and_keeps_short_ones():
     assert whole.truncated(3).shares == pytest.approx((0.4, 0.3, 0.3))
     assert whole.truncated(3).length == pytest.approx(1.9)
     assert whole.truncated(9) == whole
+
+
+def test_a_measured_block_has_its_own_distribution_and_others_are_cut_from_a_larger_one():
+    assert table().distribution("gsm8k").shares[0] == pytest.approx(0.3)
+    assert table().distribution("gsm8k", 4).shares == pytest.approx((0.4, 0.3, 0.2, 0.1))
+    assert table().distribution("gsm8k", 6).shares == pytest.approx((0.3, 0.2, 0.15, 0.1, 0.1, 0.15))
+    assert table().distribution("gsm8k", 3).shares == pytest.approx((0.4, 0.3, 0.3))
+    assert table().measured_accept("gsm8k", 4)
+    assert not table().measured_accept("gsm8k", 6)
+    for suite, block in (("gsm8k", 9), ("other", 8)):
+        with pytest.raises(SpecPilotError, match="gsm8k at 8, gsm8k at 4"):
+            table().distribution(suite, block)
 
 
 @pytest.mark.parametrize("length", [1.0, 2.5, 3.9, 7.9])
@@ -74,7 +86,7 @@ def test_the_fit_finds_the_parts_of_a_pass_and_no_negative_one():
 
 @pytest.mark.parametrize(("batch", "block"), [(2, 6), (1, 5), (8, 8)])
 def test_one_level_at_a_setting_that_was_not_measured(batch, block):
-    accept = table().distribution("gsm8k").truncated(block)
+    accept = table().distribution("gsm8k", block)
     found = predict(table(), Setting(accept, block, batch))
     step = truth(batch, block, 0.002, 0.0001) + truth(batch, block, 0.01, 0.0003) + 0.001
     assert found.cycle_s == pytest.approx(step)
@@ -150,8 +162,8 @@ def test_a_table_survives_the_file(tmp_path):
         "[]",
         "{}",
         '{"kind": "specpilot cost table", "schema": 99}',
-        '{"kind": "specpilot cost table", "schema": 1, "name": "x", "block": 8, "ar": [], "spec": []}',
-        '{"kind": "specpilot cost table", "schema": 1, "name": "x", "block": 8, "ar": [{"batch": 1}], "spec": []}',
+        '{"kind": "specpilot cost table", "schema": 2, "name": "x", "block": 8, "ar": [], "spec": []}',
+        '{"kind": "specpilot cost table", "schema": 2, "name": "x", "block": 8, "ar": [{"batch": 1}], "spec": []}',
     ],
 )
 def test_a_file_that_is_no_table_is_refused_by_name(tmp_path, text):
