@@ -49,3 +49,9 @@ class TreePaths:
         passes = (nodes_of[:, :, None, :] == index[:, None, :, None]).any(3) & ~inner[:, :, None]
         owners = passes.int().argmax(1)
         return cls(nodes_of.int().contiguous(), depths.int().contiguous(), owners.int().contiguous())
+
+    def parents(self) -> torch.Tensor:
+        """Parent of each node, int64 [batch, nodes], -1 for roots and padding."""
+        above = (self.depths.long() - 1).clamp(min=0)[:, :, None]
+        found = self.nodes_of.long().gather(2, above).squeeze(2)
+        return torch.where(self.depths > 0, found, -1)

@@ -41,7 +41,7 @@ def activate(server_args: Any, request: Request) -> Active:
         validate_supported(loaded)
     overlay = loaded.overlay if loaded else None
     w12 = uses_w12(server_args, overlay, target)
-    tree = tree_settings(overlay)
+    tree = tree_settings(overlay, target)
     wanted = planned_arguments(server_args, overlay, target, drafter)
     wanted |= tree_arguments(overlay, drafter, gpu_name(server_args.device))
     check_arguments(overlay, server_args)

@@ -7,12 +7,15 @@ from typing import Any
 
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
+from specpilot_sglang.tree.gated_delta import shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.worker import TREE_NODES, TREE_STEPS, tree_worker
 
 _FINGERPRINTS = {
     "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2": "4a6fd5173f764c8d",
     "sglang.srt.arg_groups.speculative_hook:_handle_dflash": "61143f903a1baeae",
+    "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend": "d60a78c55ca84bef",
+    "sglang.srt.mem_cache.memory_pool:MambaPool.__init__": "4658baa3f7e767b0",
 }
 
 
@@ -25,8 +28,8 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
     """
     counters.declare(TREE_STEPS)
     counters.declare(TREE_NODES)
-    worker, arguments = _FINGERPRINTS
-    return [
+    worker, arguments, layer, pool = _FINGERPRINTS
+    patches = [
         Patch(
             worker,
             Kind.SUBCLASS,
@@ -36,6 +39,13 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         ),
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
     ]
+    if tree.gated_delta:
+        why = "keeps nodes' inputs in place of their states"
+        patches += [
+            Patch(layer, Kind.AROUND, verify_layer, _FINGERPRINTS[layer], why),
+            Patch(pool, Kind.AROUND, shrink_state_pool, _FINGERPRINTS[pool], why),
+        ]
+    return patches
 
 
 def _keep_tree_width(original: Callable[[Any], None], server_args: Any) -> None:

@@ -21,21 +21,23 @@ class TreeSettings:
     Attributes:
         budget: rows of a verify pass for each request, the root included.
         max_depth: tokens from the root to the deepest node, None for the drafter's whole block.
+        gated_delta: whether the target has Gated DeltaNet layers, whose nodes' inputs are kept in place of states.
     """
 
     budget: int
     max_depth: int | None = None
+    gated_delta: bool = False
 
     def block(self, trained: int) -> int:
         """Tokens the drafter is asked for at once, the committed one included; never more than can be verified."""
         return min(trained, self.budget, trained if self.max_depth is None else self.max_depth + 1)
 
 
-def tree_settings(overlay: Overlay | None) -> TreeSettings | None:
-    """Return the tree an overlay asks for, None for a chain."""
+def tree_settings(overlay: Overlay | None, target: Checkpoint | None = None) -> TreeSettings | None:
+    """Return the tree an overlay asks for, None for a chain; with a target, also what its layers need."""
     if overlay is None or overlay.tree.kind != "best-first" or overlay.tree.budget is None:
         return None
-    return TreeSettings(overlay.tree.budget, overlay.tree.max_depth)
+    return TreeSettings(overlay.tree.budget, overlay.tree.max_depth, target is not None and _has_gated_delta(target))
 
 
 def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str) -> dict[str, Any]:
@@ -117,6 +119,11 @@ def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
             where=overlay.name,
             fix="set tree.kind: chain",
         )
+
+
+def _has_gated_delta(target: Checkpoint) -> bool:
+    """Whether the config is of the Qwen3-Next and Qwen3.5 kind (Kimi's KDA names its heads otherwise)."""
+    return target.number("linear_num_value_heads") is not None and target.number("linear_conv_kernel_dim") is not None
 
 
 def _block_size(drafter: Checkpoint) -> int:

@@ -22,6 +22,7 @@ from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.tree import Trees
 from specpilot_sglang.tree.accept import Accepted, target_tokens, walk
 from specpilot_sglang.tree.draft import candidates, draft_block, plan
+from specpilot_sglang.tree.gated_delta import commit_layers
 from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
 
@@ -37,16 +38,20 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     trees = build(edges, draft_input.bonus_tokens, nodes, worker.max_depth)
     verify_plan = plan(worker, batch, slots)
     seen = trees.ancestors()
-    verify_input = TreeVerifyInput.of(trees, seen, lengths, worker.max_depth, slots.flatten(), verify_plan)
+    verify_input = TreeVerifyInput.of(
+        trees, seen, lengths, worker.max_depth, slots.flatten(), verify_plan, worker.tree.gated_delta
+    )
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
     logits_output = output.logits_output
     accepted = _accept(worker, batch, trees, seen, verify_input, logits_output, draft_input)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
 
-    flat = accepted.flat_index(nodes)
-    # Reads `batch.seq_lens` as the lengths before this step.
-    commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, flat, nodes)
+    # Both read `batch.seq_lens` as the lengths before this step.
+    if worker.tree.gated_delta:
+        commit_layers(worker, batch, accepted, nodes)
+    else:
+        commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, accepted.flat_index(nodes), nodes)
     front = _move_kv(worker, slots, accepted)
     new_lens = lengths + accepted.lens.to(lengths.dtype)
     if on_publish is not None:

@@ -8,6 +8,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build.tree import Trees, full_mask
 
 
@@ -17,6 +18,9 @@ class TreeVerifyInput(EagleVerifyInput):
 
     SGLang's hybrid backends copy tree links again after the draft only for an `EagleVerifyInput`, hence the base.
     """
+
+    #: Paths that Gated DeltaNet layers follow, None where the target has none.
+    paths: TreePaths | None = None
 
     @property
     def max_tree_depth(self) -> int:
@@ -37,6 +41,7 @@ class TreeVerifyInput(EagleVerifyInput):
         max_depth: int,
         cache_locs: torch.Tensor,
         plan: object,
+        gated_delta: bool = False,
     ) -> TreeVerifyInput:
         """Describe `trees` to the target.
 
@@ -47,6 +52,7 @@ class TreeVerifyInput(EagleVerifyInput):
             max_depth: tokens of the longest path a tree may have.
             cache_locs: int64 [batch * nodes], KV slots of the nodes.
             plan: SGLang's KV plan of these slots.
+            gated_delta: whether the target has Gated DeltaNet layers.
         """
         next_token, next_sibling = trees.links()
         batch, nodes = trees.tokens.shape
@@ -67,4 +73,5 @@ class TreeVerifyInput(EagleVerifyInput):
             seq_lens_cpu=None,
             prepared_out_cache_loc=cache_locs,
             kv_loc_plan=plan,
+            paths=TreePaths.of(trees.parents, max_depth + 1) if gated_delta else None,
         )

@@ -64,7 +64,7 @@ def hybrid(tmp_path_factory):
     overlay.mkdir()
     (overlay / "overlay.yaml").write_text(f"name: tree\ntree: {{kind: best-first, budget: {BUDGET}}}\n")
     plain = ["--model-path", str(target), "--dtype", "float32", "--device", "cpu", "--skip-tokenizer-init"]
-    plain += ["--max-total-tokens", "4096", "--max-running-requests", "6"]
+    plain += ["--max-total-tokens", "4096", "--max-running-requests", "6", "--max-mamba-cache-size", "64"]
     drafted = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(drafter)]
     plugin = ["--speculative-plugin", "specpilot", "--specpilot-overlay", str(overlay)]
     return folder, plain, [*plain, *drafted, *plugin]

@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from specpilot_sglang.kernels.gated_delta import conv_ref, ref, tree
+from specpilot_sglang.kernels.gated_delta import conv_ref, ref, tree, tree_ref
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 
 BATCH, NODES, WIDTH, SLOTS = 3, 12, 7, 6
@@ -247,6 +247,32 @@ def check_convolution_matches_the_oracle():
             tree.conv_commit(case.x, history, case.path([node] * case.batch), case.nodes)
             for request in range(case.batch):
                 assert torch.equal(history[0, case.slots[request]], states[request, node]), (dtype, node)
+
+
+def check_torch_twin_does_the_same():
+    for dtype in DTYPES.values():
+        case = Case(dtype, layers=2)
+        close = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.06, "rtol": 0.05}
+        slots = torch.tensor([4, -1, 2], dtype=torch.int32)
+        inputs = (case.q, case.k, case.v, case.a, case.b, case.a_log, case.dt_bias, case.states)
+        twin = tree_ref.verify(*(x[0] for x in inputs), slots, case.paths)
+        assert torch.allclose(case.verify(slots=slots).float(), twin.float(), **close)
+        conv = (case.x[0], case.weight, case.bias, case.history[0], slots, case.paths)
+        assert torch.allclose(tree.conv_verify(*conv).float(), tree_ref.conv_verify(*conv).float(), **close)
+        track = {"track_slots": [1, 3, -1], "track_steps": [1, 0, 0]}
+        track = {name: torch.tensor(value, dtype=torch.int32) for name, value in track.items()}
+        nodes = [int(case.paths.depths[0].argmax()), 2, 3]
+        path = case.path(nodes, **track)
+        for which in (path, tree.Path(path.nodes, path.lens, slots, **track)):
+            states, twins = case.states.clone(), case.states.clone()
+            case.commit(states, which)
+            tree_ref.commit(case.k, case.v, case.a, case.b, case.a_log, case.dt_bias, twins, which, case.nodes)
+            assert torch.allclose(states.float(), twins.float(), **close)
+            assert torch.equal((states != case.states).flatten(2).any(2), (twins != case.states).flatten(2).any(2))
+            history, twin_history = case.history.clone(), case.history.clone()
+            tree.conv_commit(case.x, history, which, case.nodes)
+            tree_ref.conv_commit(case.x, twin_history, which, case.nodes)
+            assert torch.equal(history, twin_history)
 
 
 def check_bad_shapes_are_refused():
