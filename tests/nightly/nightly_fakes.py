@@ -44,6 +44,7 @@ class Fake:
     failing: dict[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     noise: float = 0.005
+    drift: float = 0.0
     seed: int = 0
     before: Callable[[BlockKey], None] = lambda key: None
     seen: list[BlockKey] = field(default_factory=list)
@@ -78,7 +79,7 @@ class Fake:
 
     def load(self, key: BlockKey, concurrency: int) -> LoadFigures:
         rng = random.Random(f"{self.seed} {key} {concurrency}")
-        speed = SPEED[key.arm] * self.speed.get(key.arm, 1.0) * (1 + rng.gauss(0, self.noise))
+        speed = SPEED[key.arm] * self.speed.get(key.arm, 1.0) * (1 + rng.gauss(0, self.noise)) * (1 + self.drift * key.round)
         tokens = 128
         seconds = tokens / speed
         length = None if key.arm == "ar" else 3.2 * self.accept.get(key.arm, 1.0)

@@ -138,6 +138,12 @@ def test_other_settings_start_another_history(tmp_path):
     assert {len(s["points"]) for s in other["deployments"][0]["history"]} == {1}
 
 
+def test_a_machine_that_slows_down_between_rounds_does_not_blur_the_ratios(tmp_path):
+    document = run(tmp_path, Fake(drift=-0.3), rounds=3)
+    for c in document["deployments"][0]["comparisons"]:
+        assert c["launch_noise"] < 0.03
+
+
 def test_rounds_alternate_so_that_drift_favours_no_arm():
     arms = [k.arm for k in block_keys(config(rounds=3))]
     assert arms == ["ar", "stock", "specpilot", "specpilot", "stock", "ar", "ar", "stock", "specpilot"]
