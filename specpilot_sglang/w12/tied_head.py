@@ -40,8 +40,9 @@ class W12TiedMethod(UnquantizedEmbeddingMethod):
         weight = layer.weight.data
         why = self._reason(weight)
         if not why:
+            n, k = weight.shape
             self._copy = self._copy or ResidentWeight(
-                *weight.shape, weight.device, self.prefix, self.backend, self.config.max_bits
+                n, k, weight.device, self.prefix, self.backend, self.config.max_bits
             )
             with self._copy.filling() as buffer:
                 buffer.copy_(weight)
@@ -67,7 +68,8 @@ class W12TiedMethod(UnquantizedEmbeddingMethod):
             return "excluded"
         if weight.dtype != torch.bfloat16:
             return f"{weight.dtype}, not BF16"
-        return head_reader() or self.backend.refuses(*weight.shape, weight.device)
+        n, k = weight.shape
+        return head_reader() or self.backend.refuses(n, k, weight.device)
 
     def _stay_bf16(self, layer: torch.nn.Module, why: str) -> None:
         n, size = layer.weight.numel(), layer.weight.element_size()
