@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from specpilot_sglang.kernels.w12_gemm.build import KernelBuildError, architectu
 
 #: Shared memory the driver keeps for itself in each CTA, bytes.
 RESERVED_SHARED = 1024
+#: Source, compiler options and hash of the machine code of each kernel this process has loaded.
+LOADED: list[dict[str, str]] = []
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ def load(source: str, name: str, variant: list[str], device: torch.device, share
     refuse_in_capture("compile or load the kernel")
     properties = torch.cuda.get_device_properties(device)
     code = cubin(source, variant, architecture((properties.major, properties.minor)))
+    LOADED.append({"source": source, "options": " ".join(variant), "sha256": hashlib.sha256(code).hexdigest()[:32]})
     return load_code(code, name, device, shared_bytes)
 
 

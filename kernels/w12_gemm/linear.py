@@ -7,6 +7,7 @@ What a server needs: `unsupported` and `pack_layer` at load, `prepare_layer` bef
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
@@ -65,6 +66,11 @@ def prepare_layer(weight: PackedWeight, *, nested: bool = False) -> None:
     for decoder in decoders:
         _function(weight.a.device, decoder)
     _scratch(weight, _slice_rows(weight, SLICE))
+
+
+def loaded() -> dict[str, Any]:
+    """Return what this process has loaded, of JSON values only: architecture, variants and their cubins' hashes."""
+    return {"arch": architecture(torch.cuda.get_device_capability()), "variants": list(driver.LOADED)}
 
 
 def refresh(weight: PackedWeight, new: W12Tensor) -> None:
