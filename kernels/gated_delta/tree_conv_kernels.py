@@ -12,8 +12,23 @@ import triton.language as tl
 
 @triton.jit
 def conv_verify_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, slots_ptr, paths_ptr, depths_ptr, out_ptr, x_stride, slot_stride, nodes,
-    channels, TAPS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    slots_ptr,
+    paths_ptr,
+    depths_ptr,
+    out_ptr,
+    x_stride,
+    slot_stride,
+    nodes,
+    channels,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
 ):
     """Convolution of every node; one program a node and block of channels."""
     row = tl.program_id(0)
@@ -45,8 +60,23 @@ def conv_verify_kernel(
 
 @triton.jit
 def conv_commit_kernel(
-    x_ptr, state_ptr, slots_ptr, path_ptr, lens_ptr, track_slots_ptr, track_steps_ptr, x_stride, x_layer, state_layer,
-    slot_stride, batch, nodes, channels, TAPS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr,
+    state_ptr,
+    slots_ptr,
+    path_ptr,
+    lens_ptr,
+    track_slots_ptr,
+    track_steps_ptr,
+    x_stride,
+    x_layer,
+    state_layer,
+    slot_stride,
+    batch,
+    nodes,
+    channels,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
     TRACK: tl.constexpr,
 ):
     """Shift the accepted path's inputs into its slot's history; one program a layer, request and block of channels."""

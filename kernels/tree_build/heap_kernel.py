@@ -12,9 +12,23 @@ import triton.language as tl
 
 @triton.jit
 def best_first_kernel(
-    candidates_ptr, logprobs_ptr, roots_ptr, budgets_ptr, tokens_ptr, parents_ptr, depths_ptr, scores_ptr, sizes_ptr,
-    child_ptr, sibling_ptr, depth_limit, block_depth,
-    BUDGET: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, BUDGETS: tl.constexpr,
+    candidates_ptr,
+    logprobs_ptr,
+    roots_ptr,
+    budgets_ptr,
+    tokens_ptr,
+    parents_ptr,
+    depths_ptr,
+    scores_ptr,
+    sizes_ptr,
+    child_ptr,
+    sibling_ptr,
+    depth_limit,
+    block_depth,
+    BUDGET: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BUDGETS: tl.constexpr,
 ):
     """Build one tree; see `launch.build_marginals`.
 
