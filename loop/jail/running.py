@@ -66,6 +66,8 @@ def _run(command: list[str], rules: int, limits: Limits) -> JailResult:
     finally:
         _end(process)
     wall = time.monotonic() - begin
+    if ended == "exit" and process.returncode < 0:
+        ended = "killed"  # bwrap itself stands outside of what the agent can reach
     return _result(ended, out, err, wall, watch.peak_mib)
 
 

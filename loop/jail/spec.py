@@ -49,7 +49,8 @@ class JailResult:
     """What a run left. All of it was made inside the jail and is not to be trusted.
 
     Attributes:
-        ended: `exit`, the limit that ended it (`wall`, `memory`, `processes`, `output`), or `broken` without a result.
+        ended: `exit`, the limit that ended it (`wall`, `memory`, `processes`, `output`), `killed` from outside, or
+            `broken` without a result.
         code: the agent's exit code; None when it was ended.
         patch: unified diff of the two folders, git's format.
         note: the agent's `note.json` or `note.md`.

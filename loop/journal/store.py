@@ -136,7 +136,7 @@ class Journal:
                 text, extra = f"{text} AND {column} = ?", [*extra, value]
         with self._mutex:
             rows = self._db.execute(f"{text} ORDER BY seq", [*values, *extra]).fetchall()
-        return [Event(*row[:5], json.loads(row[5])) for row in rows]
+        return [_event_of(row) for row in rows]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of jobs by kind and state, without reading them."""
@@ -210,6 +210,11 @@ class Journal:
     def _job(self, key: str) -> Job | None:
         row = self._db.execute(f"SELECT {_JOB} FROM jobs WHERE key = ?", (key,)).fetchone()
         return _job_of(row) if row else None
+
+
+def _event_of(row: Sequence[Any]) -> Event:
+    seq, when, kind, job, token, data = row
+    return Event(seq, when, kind, job, token, json.loads(data))
 
 
 def _job_of(row: Sequence[Any]) -> Job:

@@ -47,6 +47,9 @@ def caches_gate(evidence: Evidence) -> list[GateResult]:
         if row["repeat_share"] < _REPEAT:
             times = f"{row['repeat_share']:.0%} of its first {row['first_s']:.3f} s although the cache was emptied"
             reasons.append(f"{place}: a repeated prompt took {times}: the answer was kept")
+        if row["steps_again"] < 0.5 * row["steps_first"]:
+            steps = f"{row['steps_again']} verify steps, {row['steps_first']} the first time"
+            reasons.append(f"{place}: repeated prompts took {steps}: the answer was kept")
         if row["tokens"] <= 1:
             reasons.append(f"{place}: a probe was answered by {row['tokens']} tokens although the end token is ignored")
     if not seen:

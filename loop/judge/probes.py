@@ -22,7 +22,7 @@ def probe(client: Client) -> dict[str, Any]:
     """Ask new prompts, empty the cache, ask them again; return times in seconds and cache hits in tokens.
 
     The prompts hold random words, so that no server has seen them. An honest server takes about as long the second
-    time and reports no cached tokens; answers from a store come at once, whatever the server reports.
+    time, in as many verify steps, and reports no cached tokens; answers from a store come at once.
     """
     pairs = []
     for _ in range(_PROMPTS):
@@ -38,6 +38,8 @@ def probe(client: Client) -> dict[str, Any]:
         "cached_first": max(first["cached"] for first, _ in pairs),
         "cached_again": max(again["cached"] for _, again in pairs),
         "tokens": min(row["tokens"] for pair in pairs for row in pair),
+        "steps_first": sum(first["steps"] for first, _ in pairs),
+        "steps_again": sum(again["steps"] for _, again in pairs),
     }
 
 
@@ -46,7 +48,7 @@ def _ask(client: Client, text: str) -> dict[str, Any]:
     answer = client.generate(text=text, sampling=_SAMPLING)
     took = time.monotonic() - begin
     cached = int(answer.meta.get("cached_tokens") or 0)
-    return {"s": took, "cached": cached, "tokens": len(answer.output_ids)}
+    return {"s": took, "cached": cached, "tokens": len(answer.output_ids), "steps": answer.verify_steps}
 
 
 def _text() -> str:

@@ -6,10 +6,9 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from claude_agent_sdk import ClaudeAgentOptions, HookMatcher, query
 
 _ROOTS = ("/work", "/jail", "/tmp", "/in")
 
@@ -21,6 +20,7 @@ def main() -> None:
 
 
 async def _run(job: dict[str, Any]) -> None:
+    sdk: Any = import_module("claude_agent_sdk")  # optional, so not imported where types are checked
     calls = 0
 
     async def before(data: Any, tool_id: Any, context: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def _run(job: dict[str, Any]) -> None:
             return _deny("outside the working folder")
         return {}
 
-    options = ClaudeAgentOptions(
+    options = sdk.ClaudeAgentOptions(
         cwd="/work",
         cli_path=job["cli"],
         model=job["model"],
@@ -45,10 +45,10 @@ async def _run(job: dict[str, Any]) -> None:
         max_budget_usd=job["usd"],
         strict_mcp_config=True,
         setting_sources=[],
-        hooks={"PreToolUse": [HookMatcher(hooks=[before])]},
+        hooks={"PreToolUse": [sdk.HookMatcher(hooks=[before])]},
     )
-    async for message in query(prompt=job["prompt"], options=options):
-        row = asdict(message) if is_dataclass(message) else {"text": str(message)}
+    async for message in sdk.query(prompt=job["prompt"], options=options):
+        row = asdict(message) if is_dataclass(message) and not isinstance(message, type) else {"text": str(message)}
         sys.stdout.write(json.dumps({"type": type(message).__name__, **row}, default=str) + "\n")
         sys.stdout.flush()
 

@@ -42,7 +42,9 @@ def propose(task: dict[str, Any]) -> dict[str, Any] | None:
     if not parameters:
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space = {p["key"]: optuna.distributions.CategoricalDistribution(_texts(p)) for p in parameters}
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        p["key"]: optuna.distributions.CategoricalDistribution(_texts(p)) for p in parameters
+    }
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=task["seed"], n_startup_trials=4)
     )
