@@ -91,9 +91,8 @@ def conv_commit_kernel(
     pool = state_ptr + layer * state_layer + channel * (TAPS - 1)
     home = pool + slot.to(tl.int64) * slot_stride
     inputs = x_ptr + layer * x_layer + channel
-    first = 0 if TRACK else 1
     # The snapshot goes first: it reads the history that the commit overwrites.
-    for commit in tl.static_range(first, 2):
+    for commit in tl.static_range(1 - TRACK, 2):
         if commit == 1:
             target, steps, wanted = home, tl.load(lens_ptr + request), True
         else:
