@@ -1,4 +1,4 @@
-"""Tree kernels compile for a Hopper GPU with the shapes of Qwen3.5-27B; the interpreter takes more than the compiler."""
+"""Tree kernels compile for Hopper with Qwen3.5-27B's shapes: the interpreter takes code that the compiler refuses."""
 
 from __future__ import annotations
 
