@@ -8,7 +8,7 @@ import click
 import typer
 
 from specpilot_sglang import __version__
-from specpilot_sglang.cli import ab, cost, demo, doctor, eval_cmd, nightly, overlay, serve, w12
+from specpilot_sglang.cli import ab, cost, demo, doctor, eval_cmd, loop, nightly, overlay, serve, w12
 from specpilot_sglang.errors import EXIT_ERROR, SpecPilotError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.add_typer(overlay.app, name="overlay")
 app.add_typer(w12.app, name="w12")
 app.add_typer(eval_cmd.app, name="eval")
 app.add_typer(cost.app, name="cost")
+app.add_typer(loop.app, name="loop")
 ab.register(app)
 demo.register(app)
 nightly.register(app)

@@ -1,4 +1,4 @@
-"""`specpilot overlay` subcommands: list, show, validate, schema, diff."""
+"""`specpilot overlay` subcommands: list, show, validate, schema, diff, new."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from specpilot_sglang.overlay import (
     validate_supported,
 )
 from specpilot_sglang.overlay import diff as compare
+from specpilot_sglang.overlay.new import new_overlay
 
 app = typer.Typer(no_args_is_help=True, help="List, check and compare overlays.")
 
@@ -102,6 +103,17 @@ def diff(a: Spec, b: Spec, as_json: AsJson = False) -> None:
         _print_changes(changes, files_differ, (left.overlay.name, right.overlay.name))
     if changes or files_differ:
         raise typer.Exit(EXIT_REJECTED)
+
+
+@app.command("new")
+def new_command(
+    name: Annotated[str, typer.Argument(help="Name of the new overlay and of its folder.")],
+    folder: Annotated[Path, typer.Option(help="Where its folder goes.")] = Path("overlays"),
+    source: Annotated[str, typer.Option("--from", metavar="NAME|PATH", help="Overlay to copy.")] = "template",
+) -> None:
+    """Start a deployment: copy the template, or another overlay, under a new name."""
+    made = new_overlay(name, folder, source)
+    typer.echo(f"{made}: edit {made / 'overlay.yaml'}, then `specpilot overlay validate ./{made}`")
 
 
 def _summary(loaded: LoadedOverlay) -> dict[str, Any]:
