@@ -43,19 +43,24 @@ def run_in_jail(spec: JailSpec, *, root: bool | None = None) -> JailResult:
     with tempfile.TemporaryDirectory(prefix="specpilot-jail-") as name:
         rules = Path(name) / "filter.bpf"
         rules.write_bytes(agent_filter())
-        with rules.open("rb") as handle:
+        with rules.open("rb") as handle, (Path(name) / "arguments").open("w+b") as arguments:
             command = jail_command(spec, handle.fileno(), root=root)
-            return _run(command, handle.fileno(), spec.limits)
+            # From a file: bwrap's own command line can be read inside, and names places of this machine.
+            options, program = command[1 : command.index("--")], command[command.index("--") :]
+            arguments.write(b"\0".join(map(os.fsencode, options)) + b"\0")
+            arguments.seek(0)
+            hidden = [command[0], "--args", str(arguments.fileno()), *program]
+            return _run(hidden, (handle.fileno(), arguments.fileno()), spec.limits)
 
 
-def _run(command: list[str], rules: int, limits: Limits) -> JailResult:
+def _run(command: list[str], files: tuple[int, ...], limits: Limits) -> JailResult:
     begin = time.monotonic()
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=(rules,),
+        pass_fds=files,
         env={},
         start_new_session=True,
     )

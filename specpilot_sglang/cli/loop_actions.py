@@ -83,8 +83,8 @@ def run(settings: LoopSettings, root: Path, as_json: bool) -> int:
 
 def status(root: Path, as_json: bool) -> int:
     """Print how a loop stands."""
-    begin = time.monotonic()
-    with _opened(root) as (state, journal, _):
+    begin, state = time.monotonic(), _state(root)
+    with Journal(state.root) as journal:
         row: dict[str, Any] = {
             **{"overlay": _begin(journal, state)["overlay"], "generation": history.generation(journal)},
             **{"jobs": journal.counts(), "events": journal.length(), "finished": _finished(journal)},
@@ -181,15 +181,19 @@ def _executor(settings: LoopSettings) -> Executor:
 
 @contextmanager
 def _opened(root: Path) -> Iterator[tuple[State, Journal, Memory]]:
-    state = State(root.resolve())
-    if not (root / "journal.sqlite").exists():
-        raise SpecPilotError("no loop here", where=root, fix="give --state of a loop that was run")
-    with Journal(root) as journal:
+    state = _state(root)
+    with Journal(state.root) as journal:
         known = Memory(state.memory)
         try:
             yield state, journal, known
         finally:
             known.close()
+
+
+def _state(root: Path) -> State:
+    if not (root / "journal.sqlite").exists():
+        raise SpecPilotError("no loop here", where=root, fix="give --state of a loop that was run")
+    return State(root.resolve())
 
 
 def _begin(journal: Journal, state: State) -> dict[str, Any]:
