@@ -1,26 +1,25 @@
-"""Times the kernel against `F.linear` as a server runs them: CUDA graph, cold weights, interleaved, medians.
-
-    python -m specpilot_sglang.kernels.w12_gemm.bench OUT.json [N,K ...]
+"""Times the kernel against the best BF16 kernel as a server runs them: CUDA graph, cold weights, interleaved, medians.
 
 Every graph walks over enough copies of its weight that they exceed `ROTATED` bytes, several times the L2 of any
-GPU it runs on; otherwise a 50 MB weight is read from the cache and every ratio is wrong.
+GPU it runs on; otherwise a 50 MB weight is read from the cache and every ratio is wrong. The graphs of all candidates
+of one shape and number of tokens are replayed in turn, so that all see the same clocks and temperatures.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 
+from specpilot_sglang.kernels.w12_gemm import gemv
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
+from specpilot_sglang.kernels.w12_gemm.linear import decode_weight, prepare_layer, w12_linear
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack
-from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
+from specpilot_sglang.kernels.w12_gemm.plan import choose
+from specpilot_sglang.kernels.w12_gemm.tiling import MAX_TOKENS, Decoder
 from specpilot_sglang.w12.codec_torch import decode, encode
 
 #: Bytes of weights a graph reads before it comes back to the first copy (twice the 60 MB L2 of an H200, and more).
@@ -32,12 +31,17 @@ SHAPES = (
     (14336, 5120), (5120, 6144), (34816, 5120), (5120, 17408), (16384, 5120), (96, 5120), (248320, 5120),
     (24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096), (1536, 1536), (17920, 1536), (1536, 8960),
 )  # fmt: skip
-TOKENS = (1, 2, 4, 8, 16, 32, 64)
+#: Numbers of tokens: the fused kernel's, then decode and the library.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 8192)
+#: Most tokens the nested 8-bit view is timed with: a draft or a verify pass.
+NESTED_TOKENS = 16
+#: Names of the BF16 candidates.
+BF16 = ("linear", "gemv")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One measured cell: medians in microseconds a call, and the bytes of weights it reads."""
+    """One measured cell: median and spread (between quartiles) in microseconds a call, bytes of weights it reads."""
 
     name: str
     n: int
@@ -63,12 +67,24 @@ class Candidate:
     stream_bytes: int
 
 
-def gaussian_weight(n: int, k: int, tiling: Tiling) -> tuple[PackedWeight, torch.Tensor]:
-    """Return a Gaussian weight packed and in BF16; large ones repeat a block of rows, which no kernel can tell."""
-    rows = max(d for d in range(1, n + 1) if n % d == 0 and d <= max(8192, n // 1024) and (d % 256 == 0 or d == n))
+def normal_weight(n: int, k: int, escapes: float = 0.0) -> tuple[PackedWeight, torch.Tensor]:
+    """Return a packed weight and its BF16 original: normal rows of different scale, as models have.
+
+    Large weights repeat a block of rows, which no kernel can tell. `escapes` is the share of weights set far outside
+    their row's window.
+    """
+    packed_tiling = choose(n, k)
+    whole = packed_tiling.tile_rows
+    blocks = [d for d in range(1, n + 1) if n % d == 0 and n // d * k <= 1 << 28 and (n // d % whole == 0 or d == 1)]
+    times = blocks[0] if n * k > 1 << 28 and blocks else 1
     torch.manual_seed(n + k)
-    encoded = encode((torch.randn(rows, k, device="cuda") * 0.02).bfloat16())
-    return repeat(pack(encoded, tiling), n // rows), decode(encoded).repeat(n // rows, 1)
+    rows = n // times
+    scale = 0.02 * torch.exp(0.3 * torch.randn(rows, 1, device="cuda"))
+    weight = (torch.randn(rows, k, device="cuda") * scale).bfloat16()
+    if escapes:
+        weight[torch.rand(rows, k, device="cuda") < escapes] = 1e4
+    encoded = encode(weight)
+    return repeat(pack(encoded, packed_tiling), times), decode(encoded).repeat(times, 1)
 
 
 def repeat(packed: PackedWeight, times: int) -> PackedWeight:
@@ -82,24 +98,66 @@ def copies_of(stream_bytes: int) -> int:
     return max(2, -(-ROTATED // stream_bytes))
 
 
-def linear_candidate(weight: torch.Tensor, x: torch.Tensor) -> Candidate:
-    """Return `F.linear` on copies of a BF16 weight."""
-    size = weight.numel() * 2
+def copy_ceiling() -> float:
+    """Return terabytes a second of a large device-to-device copy, bytes read plus bytes written."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(8):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return 2 * source.numel() / statistics.median(times[2:]) / 1e9
+
+
+def bench(
+    shapes: Sequence[tuple[int, int]], tokens: Sequence[int] = TOKENS, escapes: float = 0.0
+) -> Iterator[list[Timing]]:
+    """Yield the timings of each shape and number of tokens.
+
+    Candidates: `linear` (F.linear), `gemv` (SGLang's, where SGLang uses it and its source is there), `w12` and, up to
+    16 tokens, `nested8`; `w12-serial` is W12 without overlapping launches.
+    """
+    for n, k in shapes:
+        packed, weight = normal_weight(n, k, escapes)
+        for m in tokens:
+            x = torch.randn(m, k, device="cuda").bfloat16()
+            yield time_candidates(list(_candidates(packed, weight, x)), n, k, m)
+        del packed, weight
+        torch.cuda.empty_cache()
+
+
+def _candidates(packed: PackedWeight, weight: torch.Tensor, x: torch.Tensor) -> Iterator[Candidate]:
+    (n, k), size = weight.shape, weight.numel() * 2
     weights = [weight, *(weight.clone() for _ in range(copies_of(size) - 1))]
-    return Candidate("linear", lambda i: functional.linear(x, weights[i]), len(weights), size)
-
-
-def w12_candidate(name: str, weight: PackedWeight, x: torch.Tensor, *, nested: bool, overlap: bool) -> Candidate:
-    """Return the kernel on copies of a packed weight."""
-    decoder = Decoder.NESTED8 if nested else weight.decoder
-    size = weight.stream_bytes(decoder)
-    weights = [weight, *(repeat(weight, 1) for _ in range(copies_of(size) - 1))]
-    out = x.new_empty((x.shape[0], weight.n))
+    yield Candidate("linear", lambda i: functional.linear(x, weights[i]), len(weights), size)
+    out = x.new_empty((x.shape[0], n))
+    if x.shape[0] == 1 and gemv.used(n, k) and gemv.source() is not None:
+        run = gemv.load(n, k, x.device)
+        yield Candidate("gemv", lambda i: run(x, weights[i], out), len(weights), size)
+    view = packed.stream_bytes(Decoder.NESTED8)
+    copies = [packed, *(repeat(packed, 1) for _ in range(copies_of(view) - 1))]
     torch.cuda.synchronize()  # copies must be complete before a kernel may prefetch them
-    prepare(weight, (decoder,), x.shape[0])
-    return Candidate(
-        name, lambda i: w12_gemm(x, weights[i], nested=nested, out=out, overlap=overlap), len(weights), size
-    )
+    prepare_layer(packed)
+    if x.shape[0] > MAX_TOKENS:
+        decode_weight(packed)
+        yield Candidate("w12", lambda i: w12_linear(x, copies[i], out=out), len(copies), size)
+        return
+    for name, nested, overlap in (("w12", False, True), ("w12-serial", False, False), ("nested8", True, True)):
+        if nested and x.shape[0] > NESTED_TOKENS:
+            continue
+        decoder = Decoder.NESTED8 if nested else packed.decoder
+        prepare(packed, (decoder,), x.shape[0])
+        yield Candidate(name, _call(x, copies, out, nested, overlap), len(copies), packed.stream_bytes(decoder))
+
+
+def _call(
+    x: torch.Tensor, copies: Sequence[PackedWeight], out: torch.Tensor, nested: bool, overlap: bool
+) -> Callable[[int], object]:
+    return lambda i: w12_gemm(x, copies[i], nested=nested, out=out, overlap=overlap)
 
 
 def time_candidates(candidates: Sequence[Candidate], n: int, k: int, tokens: int) -> list[Timing]:
@@ -139,31 +197,3 @@ def _replay(graphs: Iterable[torch.cuda.CUDAGraph], stream: torch.cuda.Stream) -
             pairs[turn][1].record(stream)
     stream.synchronize()
     return [[begin.elapsed_time(end) for begin, end in pairs] for pairs in events]
-
-
-def bench(shapes: Sequence[tuple[int, int]], tiling: Tiling, tokens: Sequence[int] = TOKENS) -> list[Timing]:
-    """Return timings of `F.linear`, W12 and the nested view, with and without overlapping launches."""
-    result = []
-    for n, k in shapes:
-        packed, weight = gaussian_weight(n, k, tiling)
-        for m in tokens:
-            x = torch.randn(m, k, device="cuda").bfloat16()
-            kinds = [(f"{what}{'' if overlap else '-serial'}", what == "nested8", overlap)
-                     for what in ("w12", "nested8") for overlap in (True, False)]  # fmt: skip
-            candidates = [linear_candidate(weight, x)]
-            candidates += [w12_candidate(name, packed, x, nested=nested, overlap=o) for name, nested, o in kinds]
-            result += time_candidates(candidates, n, k, m)
-    return result
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the benchmark and write its rows as JSON."""
-    shapes = [tuple(int(v) for v in text.split(",")) for text in arguments[1:]] or list(SHAPES)
-    timings = bench([(n, k) for n, k in shapes], Tiling())
-    rows = [{**t.__dict__, "terabytes_per_second": t.terabytes_per_second} for t in timings]
-    report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    Path(arguments[0]).write_text(json.dumps(report, indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

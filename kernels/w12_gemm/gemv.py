@@ -52,9 +52,11 @@ def source() -> Path | None:
     return found[0] if found else None
 
 
-def takes(n: int, k: int) -> bool:
-    """Tell whether the kernel can run this weight (SGLang uses it for fewer shapes than that)."""
-    return k % 512 == 0 and 512 <= k <= 17408 and n % 8 == 0 and n >= 64
+def used(n: int, k: int) -> bool:
+    """Tell whether SGLang 0.5.23 takes this kernel for a weight on Hopper under `--bf16-gemm-backend gemv`."""
+    if k % 512 or not 512 <= k <= 17408 or n % 8 or not 64 <= n <= 65536 or (k == 5120 and n <= 512):
+        return False
+    return n < 12288 or n >= 32768
 
 
 def load(n: int, k: int, device: torch.device, *, overlap: bool = True) -> Gemv:

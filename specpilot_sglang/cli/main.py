@@ -8,7 +8,7 @@ import click
 import typer
 
 from specpilot_sglang import __version__
-from specpilot_sglang.cli import ab, cost, demo, doctor, eval_cmd, loop, nightly, overlay, serve, w12
+from specpilot_sglang.cli import ab, bench, cost, demo, doctor, eval_cmd, loop, nightly, overlay, serve, w12
 from specpilot_sglang.errors import EXIT_ERROR, SpecPilotError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(overlay.app, name="overlay")
 app.add_typer(w12.app, name="w12")
+app.add_typer(bench.app, name="bench")
 app.add_typer(eval_cmd.app, name="eval")
 app.add_typer(cost.app, name="cost")
 app.add_typer(loop.app, name="loop")
