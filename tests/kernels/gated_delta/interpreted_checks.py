@@ -137,30 +137,30 @@ def check_commit_matches_the_oracle():
             assert torch.allclose(found, expected[request, node], atol=1e-5, rtol=1e-5)
 
 
-def _one_token_at_a_time(case, request, node):
-    """Plain decoding of the path's tokens: one commit of one token each, through the slot's own type."""
-    states = case.states.clone()
-    for at in case.line(request, node):
-        nodes = torch.zeros(case.batch, 1, dtype=torch.int32)
-        nodes[request, 0] = at
-        lens = torch.zeros(case.batch, dtype=torch.int32)
-        lens[request] = 1
-        case.commit(states, tree.Path(nodes, lens, case.slots))
-    return states[:, case.slots[request]]
+def _one_token_at_a_time(case, line):
+    """Plain decoding of a path: commits of one token each, through the slot's own type; states after each token."""
+    states, after = case.states.clone(), []
+    for at in line:
+        case.commit(states, tree.Path(torch.tensor([[at]], dtype=torch.int32), torch.tensor([1]), case.slots))
+        after.append(states[:, case.slots[0]].clone())
+    return after
 
 
 def _every_path(dtype):
-    case = Case(dtype, nodes=24, width=16, batch=1, seed=5)
-    # A spine as deep as paths may be, and a branch of random length from every other node of it.
+    case = Case(dtype, nodes=22, width=16, batch=1, seed=5)
+    # A spine as deep as paths may be, and branches of it.
     case.parents[0, :16] = torch.arange(-1, 15)
-    case.parents[0, 16:] = torch.tensor([0, 16, 2, 4, 19, 20, 8, 13])
+    case.parents[0, 16:] = torch.tensor([0, 16, 2, 18, 19, 8])
     case.paths = TreePaths.of(case.parents, 16)
-    depths = case.paths.depths[0]
-    assert depths.max() == 15
-    for node in range(24):
-        states = case.states.clone()
-        case.commit(states, case.path([node], width=16))
-        assert torch.equal(states[:, case.slots[0]], _one_token_at_a_time(case, 0, node)), (node, int(depths[node]))
+    assert case.paths.depths.max() == 15
+    leaves = [n for n in range(22) if n not in case.parents[0].tolist()]
+    assert len(leaves) == 4
+    for leaf in leaves:
+        line = case.line(0, leaf)
+        for node, expected in zip(line, _one_token_at_a_time(case, line), strict=True):
+            states = case.states.clone()
+            case.commit(states, case.path([node], width=16))
+            assert torch.equal(states[:, case.slots[0]], expected), (node, dtype)
 
 
 def check_commit_of_every_path_is_bitwise_sequential_fp32():
