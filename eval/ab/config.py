@@ -122,4 +122,4 @@ def load_settings(path: Path) -> Settings:
         loc = first["loc"]
         where = f"{path}:{content.line(loc)}:{key_path(loc)}"
         what = first["msg"].removeprefix("Value error, ")
-        raise SpecPilotError(what, where=where, fix="correct it; docs/measuring.md shows a whole file") from exc
+        raise SpecPilotError(what, where=where, fix="correct it; eval/ab/example.yaml is a whole file") from exc

@@ -193,3 +193,11 @@ def test_damaged_noise_file_is_reported_and_kept(lab):
     with pytest.raises(SpecPilotError, match="not a noise file"):
         host.store(Noise((0.0,) * 8, host="toy host"), {}, lab.noise)
     assert (lab.noise / "toy-host.json").read_text() == "{}"
+
+
+def test_packaged_example_is_valid(repository):
+    settings = load_settings(repository / "eval" / "ab" / "example.yaml")
+    assert settings.rule == config.RuleSettings()
+    assert settings.candidate is not None
+    assert settings.arm(settings.candidate).plugin
+    assert not settings.arm(settings.incumbent).plugin

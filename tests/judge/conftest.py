@@ -77,7 +77,7 @@ class Court:
         def prompts(index):
             return replace(WORKLOAD, items=draw(POOL, 12, seed=1, block=index, blocks=4))
 
-        check.record_reference([replace(i, id=f"answer/{i.id}") for i in POOL[100:160]], plain)
+        check.record_reference([replace(i, id=f"answer/{i.id}") for i in POOL[100:144]], plain)
         experiment = Experiment(
             self.incumbent, candidate, prompts, self.folder / "selection", after=after, launch=launch
         )
@@ -98,7 +98,7 @@ class Court:
             POOL,
             replace(WORKLOAD, concurrency=4),
             per_block=6,
-            answers=60,
+            answers=44,
             noise=NOISE,
             folder=self.folder,
             launch=self.launcher(cls),

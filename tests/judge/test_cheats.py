@@ -18,7 +18,7 @@ from specpilot_sglang.loop.judge.verdict import Status
 @pytest.mark.parametrize(
     ("cheat", "status", "reason"),
     [
-        (cheats.CachedAnswers, Status.CACHED, "a repeated prompt took .* the answer was kept"),
+        (cheats.CachedAnswers, Status.CACHED, "repeated prompts? took .* the answer was kept"),
         (cheats.KeptPrefixes, Status.CACHED, r"prompt tokens came from a cache that was emptied"),
         (cheats.InventedTokens, Status.CACHED, r"tokens decoded in \d+ verify steps of at most 4"),
         (cheats.EarlyStop, Status.WRONG_ANSWERS, "lengths: .* they end early"),

@@ -129,9 +129,9 @@ class ToyServer:
     def keep(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Hear of an answer."""
 
-    def work(self, prompt: Sequence[int]) -> None:
-        """Take the time of one verify step."""
-        time.sleep(self.step_s)
+    def work(self, prompt: Sequence[int]) -> float:
+        """Return the seconds of one verify step."""
+        return self.step_s
 
     def flush(self) -> None:
         self.seen.clear()
@@ -169,27 +169,27 @@ class ToyServer:
             "/metrics": f"# TYPE {METRIC} counter\n{METRIC} {self.verify_calls}\n",
         }.get(path)
 
-    def decode(self, prompt: list[int], new: int, ignore_eos: bool = False) -> Iterator[list[int]]:
-        """Yield the tokens of the prefill, then of each verify step."""
+    def decode(self, prompt: list[int], new: int, ignore_eos: bool = False) -> Iterator[tuple[list[int], float]]:
+        """Yield the tokens of the prefill, then of each verify step, with the seconds that each takes."""
         kept = self.known(prompt)
         if kept is not None:
-            yield kept[:new]
+            yield kept[:new], 0.0
             return
         out: list[int] = []
         room = self.limit(new)
         size = 1
-        time.sleep(0.0 if tuple(prompt) in self.seen else self.prefill_s)
+        seconds = 0.0 if tuple(prompt) in self.seen else self.prefill_s
         while len(out) < room and END not in out:
             if out:
                 with self.lock:
                     self.steps, self.verify_calls = self.steps + 1, self.verify_calls + 1
-                self.work(prompt)
+                seconds = self.work(prompt)
             chunk: list[int] = []
             while len(chunk) < size and len(out) + len(chunk) < room and END not in chunk:
                 token = self.token([*prompt, *out, *chunk])
                 chunk.append(self.ids[0] if token == END and ignore_eos else token)
             out += chunk
-            yield chunk
+            yield chunk, seconds
             size = 1 + zlib.crc32(repr(out).encode()) % self.block
         self.keep(prompt, out)
 
@@ -205,10 +205,11 @@ class ToyServer:
         sampling = body["sampling_params"]
         if body.get("return_logprob"):
             return self.score(prompt, body)
-        out = [
-            t for chunk in self.decode(prompt, sampling["max_new_tokens"], sampling.get("ignore_eos")) for t in chunk
-        ]
-        meta = {"finish_reason": {"type": "stop" if END in out else "length"}, "cached_tokens": self.cached(prompt)}
+        steps = list(self.decode(prompt, sampling["max_new_tokens"], sampling.get("ignore_eos", False)))
+        time.sleep(sum(seconds for _, seconds in steps))
+        out = [token for chunk, _ in steps for token in chunk]
+        reason = {"type": "stop" if END in out else "length"}
+        meta = {"finish_reason": reason, "cached_tokens": self.cached(prompt), "spec_verify_ct": len(steps) - 1}
         return {"text": "", "output_ids": out, "meta_info": meta}
 
     def score(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +238,8 @@ class ToyServer:
         handler.send_header("Connection", "close")
         handler.end_headers()
         count = 0
-        for chunk in self.decode(prompt, body["max_completion_tokens"], body.get("ignore_eos", False)):
+        for chunk, seconds in self.decode(prompt, body["max_completion_tokens"], body.get("ignore_eos", False)):
+            time.sleep(seconds)
             count += len(chunk)
             words = "".join(self.words.get(token, "") for token in chunk)
             event(handler, {"choices": [{"index": 0, "delta": {"content": words}}]})
