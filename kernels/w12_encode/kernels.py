@@ -5,14 +5,12 @@ A weight is read as 32-bit words of two neighbouring columns (low half = even co
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def count_exponents(words: Any, exponent: Any, power: Any, pairs: Any, stride: Any, BLOCK: tl.constexpr) -> None:
+def count_exponents(words, exponent, power, pairs, stride, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
     """Count, for one row, the weights of each exponent field, and those of them whose mantissa is 0.
 
     Args:
@@ -38,7 +36,7 @@ def count_exponents(words: Any, exponent: Any, power: Any, pairs: Any, stride: A
 
 
 @triton.jit
-def _code(bits: Any, base: Any, ZERO_CODE: tl.constexpr) -> Any:
+def _code(bits, base, ZERO_CODE: tl.constexpr):  # noqa: ANN001, ANN202
     """Return plane A's byte, plane B's nibble and whether these 16-bit patterns are escapes."""
     off = ((bits >> 7) & 0xFF) - base
     code, low = (off << 3) | ((bits >> 4) & 7), bits & 15
@@ -52,17 +50,17 @@ def _code(bits: Any, base: Any, ZERO_CODE: tl.constexpr) -> Any:
 
 
 @triton.jit
-def write_planes(
-    words: Any,
-    base: Any,
-    a: Any,
-    b: Any,
-    escaped: Any,
-    pairs: Any,
-    stride: Any,
+def write_planes(  # noqa: ANN201
+    words,  # noqa: ANN001
+    base,  # noqa: ANN001
+    a,  # noqa: ANN001
+    b,  # noqa: ANN001
+    escaped,  # noqa: ANN001
+    pairs,  # noqa: ANN001
+    stride,  # noqa: ANN001
     ZERO_CODE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Write plane A and the escape flags, one int16 for two columns, and plane B, one byte for two columns.
 
     Args:

@@ -28,9 +28,10 @@ class _Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "escape", "list", "base", "y", "partial", "counter")),
+        ("ahead", ctypes.c_void_p),
         ("y_stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("tokens", "rows", "ctas", "chunks", "share", "extra")),
-        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger")),
+        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger", "ahead_count")),
     )
 
 
@@ -96,6 +97,7 @@ def w12_gemm(
     nested: bool = False,
     out: torch.Tensor | None = None,
     overlap: bool = True,
+    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T`; see `ref.w12_gemm_ref`, and `ref.w12_gemm_nested8_ref` with `nested`.
 
@@ -105,6 +107,8 @@ def w12_gemm(
         nested: read plane A only.
         out: [M, N] bfloat16 with contiguous columns; allocated when absent.
         overlap: let the kernel prefetch weights while the previous one ends (programmatic dependent launch).
+        ahead: `ahead.first_reads` of the weight that the next call reads; brought into L2 when this call's own loads
+            are under way. It changes no bit of any result.
 
     Raises:
         ValueError: a shape, dtype, device or alignment the kernel does not take.
@@ -126,7 +130,8 @@ def w12_gemm(
     ctas, chunks = _ctas(weight), tiling.chunks(weight.k)
     share = divmod(tiling.tiles(weight.n) * chunks, ctas)
     numbers = (tokens, weight.n, ctas, chunks, *share, variant.stages, 4 * lists.numel(), weight.linger_ns)
-    params = _Params(*(t.data_ptr() for t in pointers), y.stride(0), *numbers)
+    next_reads = (0, 0) if ahead is None else (ahead.data_ptr(), ahead.shape[0])
+    params = _Params(*(t.data_ptr() for t in pointers), next_reads[0], y.stride(0), *numbers, next_reads[1])
     tensor_map = driver.describe(x, 8 * eights, UNIT_COLUMNS)
     addresses = [ctypes.addressof(params), int(tensor_map.getPtr())]
     if overlap:  # see linger() in w12_gemm.cu

@@ -38,6 +38,7 @@ class _Params(ctypes.Structure):
 
 _SCRATCH: dict[tuple[torch.device, int], torch.Tensor] = {}
 _OUTGROWN: list[torch.Tensor] = []
+_CAPTURED: set[tuple[torch.device, int]] = set()
 _FUNCTIONS: dict[tuple[torch.device, Decoder], driver.Function] = {}
 
 
@@ -95,17 +96,23 @@ def refresh(weight: PackedWeight, new: W12Tensor) -> None:
 
 
 def w12_linear(
-    x: torch.Tensor, weight: PackedWeight, *, nested: bool = False, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: PackedWeight,
+    *,
+    nested: bool = False,
+    out: torch.Tensor | None = None,
+    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T` for x [..., K]; few rows by the fused kernel, more by decode and `F.linear`.
 
-    The two paths round sums differently, as the library's own kernels do among themselves.
+    The two paths round sums differently, as the library's own kernels do among themselves. `ahead` as in
+    `launch.w12_gemm`; the path for many rows ignores it.
     """
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] > MAX_TOKENS:
         y = _by_slices(flat, weight, nested, out)
     else:
-        y = w12_gemm(flat, weight, nested=nested, out=out)
+        y = w12_gemm(flat, weight, nested=nested, out=out, ahead=ahead)
     return y.view(*x.shape[:-1], weight.n)
 
 
@@ -116,6 +123,8 @@ def _by_slices(
     y = x.new_empty((x.shape[0], weight.n)) if out is None else out
     step = _slice_rows(weight, slice_bytes)
     scratch = _scratch(weight, step)
+    if torch.cuda.is_current_stream_capturing():
+        _CAPTURED.add((x.device, torch.cuda.current_stream(x.device).cuda_stream))
     for begin in range(0, weight.n, step):
         end = min(begin + step, weight.n)
         part = decode_weight(weight, nested=nested, rows=(begin, end), out=scratch[: end - begin])
@@ -137,8 +146,8 @@ def _scratch(weight: PackedWeight, rows: int) -> torch.Tensor:
     size = rows * weight.k
     if key not in _SCRATCH or _SCRATCH[key].numel() < size:
         driver.refuse_in_capture("allocate memory for decoded weights")
-        if key in _SCRATCH:
-            _OUTGROWN.append(_SCRATCH[key])  # captured graphs may still use it
+        if key in _CAPTURED:
+            _OUTGROWN.append(_SCRATCH[key])  # graphs still use it
         _SCRATCH[key] = torch.empty(size, dtype=torch.bfloat16, device=device)
     return _SCRATCH[key][:size].view(rows, weight.k)
 

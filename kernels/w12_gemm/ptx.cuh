@@ -69,6 +69,11 @@ W12_DEV void tensor_copy(u32 dst, const void* map, u32 column, u32 row, u32 bar)
       : "memory");
 }
 
+// Asks for bytes to be brought into L2 and goes on; address and `bytes` are multiples of 16.
+W12_DEV void bulk_prefetch_l2(u64 src, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+
 W12_DEV void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 W12_DEV void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -45,11 +45,12 @@ struct Params {
   u16* y;             // [M, N], rows `y_stride` elements apart
   float* partial;     // [2 * CTAs, kTileRows * 8 * NT]
   u32* counter;       // [tiles * ROWS], zero; zero again at the end
+  const ulonglong2* ahead;  // [ahead_count] address and bytes of what the next weight's kernel reads first
   long long y_stride;
   int tokens, rows;  // M, N
   u32 ctas;                  // CTAs with work
   u32 chunks, share, extra;  // chunks along K, of a CTA, CTAs with one chunk more
-  u32 stages, list_bytes, linger;
+  u32 stages, list_bytes, linger, ahead_count;
 };
 
 // x [M, K] as the copy engine sees it: boxes of 8 * NT tokens x 64 columns, missing tokens read as 0.
@@ -163,6 +164,15 @@ __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, con
     load_weights(p, at.position, r.data, r.full, policy);
     load_x(x, at.column, r.data, r.full);
     r.next(ring);
+  }
+}
+
+// One thread, when all its loads are on their way: brings the beginning of the next weight into L2, so that memory is
+// busy while the small kernels between two GEMMs run.
+__device__ __forceinline__ void look_ahead(const Params& p) {
+  for (u32 i = blockIdx.x; i < p.ahead_count; i += p.ctas) {
+    const ulonglong2 part = __ldg(p.ahead + i);
+    ptx::bulk_prefetch_l2(part.x, static_cast<u32>(part.y));
   }
 }
 
@@ -405,5 +415,6 @@ extern "C" __global__ void __launch_bounds__(32 * (kConsumers + 1), PARTS) w12_g
   if (threadIdx.x == producer) {
     ptx::wait_for_previous_kernel();
     produce(p, x, share, first, ring);
+    look_ahead(p);
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 import torch
@@ -24,8 +25,11 @@ class KernelBackend(Protocol):
     def prepare(self, packed: Any) -> None:
         """Compile, load and allocate everything that `linear` needs, so that it can run inside a graph capture."""
 
-    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
-        """Return `x @ weight.T` for x [..., K] bfloat16."""
+    def linear(self, x: torch.Tensor, packed: Any, ahead: Any = None) -> torch.Tensor:
+        """Return `x @ weight.T` for x [..., K] bfloat16; `ahead` is `first_reads` of the weight that is used next."""
+
+    def first_reads(self, packed: Any) -> Any:
+        """Return what `linear` reads first of this weight, for the call before it to bring near; None for nothing."""
 
     def decode(self, packed: Any) -> torch.Tensor:
         """Return the exact weight [N, K] bfloat16 in new memory."""
@@ -67,11 +71,21 @@ class FusedKernel:
 
         linear.prepare_layer(packed)
 
-    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Any, ahead: Any = None) -> torch.Tensor:
         """See `KernelBackend`."""
         from specpilot_sglang.kernels.w12_gemm import linear
 
-        return linear.w12_linear(x, packed)
+        return linear.w12_linear(x, packed, ahead=ahead)
+
+    def first_reads(self, packed: Any) -> Any:
+        """See `KernelBackend`; `SPECPILOT_W12_AHEAD_MB` sets how much, 0 turns it off."""
+        from specpilot_sglang.kernels.w12_gemm import ahead
+
+        size = int(os.environ.get("SPECPILOT_W12_AHEAD_MB", ahead.BYTES >> 20)) << 20
+        if size == 0 or packed.nbytes < size:
+            return None
+        properties = torch.cuda.get_device_properties(packed.a.device)
+        return ahead.first_reads(packed, properties.multi_processor_count, size)
 
     def decode(self, packed: Any) -> torch.Tensor:
         """See `KernelBackend`."""

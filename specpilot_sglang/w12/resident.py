@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +38,8 @@ class ResidentWeight:
         packed: the kernel's form, None until first complete.
         plain: the BF16 matrix [n, k] when it needs more than `max_bits` bits per weight.
         record: what became of it, None until first complete.
+        follower: the weight that was used after this one when both were first used; its beginning, `first_reads`, is
+            brought near while this one's product ends.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class ResidentWeight:
         self._filling: torch.Tensor | None = None
         self._written: dict[tuple[Any, ...], int] = {}
         self._zero_code: bool | None = None
+        self.follower: ResidentWeight | None = None
+        self.first_reads: Any = None
         self.handle = next(_handles)
         RESIDENT[self.handle] = self
 
@@ -118,7 +122,9 @@ class ResidentWeight:
         """
         if self.packed is None:
             raise W12Error("no weights were loaded", where=self.where, fix="check the checkpoint")
-        return self.backend.linear(x, self.packed)
+        _order.note(self)
+        ahead = self.follower.first_reads if self.follower is not None else None
+        return self.backend.linear(x, self.packed, ahead)
 
     def _buffer(self) -> torch.Tensor:
         if self.packed is not None:
@@ -128,6 +134,7 @@ class ResidentWeight:
     def _store(self, encoded: W12Tensor) -> None:
         if self.packed is None:
             self.packed = self.backend.pack(encoded)
+            self.first_reads = self.backend.first_reads(self.packed)
             self._zero_code = encoded.zero_code
             return
         try:
@@ -138,6 +145,26 @@ class ResidentWeight:
                 where=self.where,
                 fix="start the server again with the new weights",
             ) from exc
+
+
+class _Order:
+    """Learns the order in which a model uses its weights, from its first pass."""
+
+    def __init__(self) -> None:
+        self._last: ReferenceType[ResidentWeight] | None = None
+
+    def note(self, weight: ResidentWeight) -> None:
+        """Take down that `weight` is used now; weights with nothing to bring near do not count."""
+        if weight.first_reads is None:
+            return
+        last = self._last() if self._last is not None else None
+        if last is not None and last.follower is None and last is not weight:
+            last.follower = weight
+        if last is not weight:
+            self._last = ref(weight)
+
+
+_order = _Order()
 
 
 class _Writes(TorchDispatchMode):

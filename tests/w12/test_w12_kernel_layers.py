@@ -427,6 +427,18 @@ def test_model_loader_moves_packed_layers_through_its_staging(kernel: TorchKerne
     assert same_bits(layer.weight.resident.dense(), gaussian(N, K, 0))
 
 
+def test_each_call_names_the_weight_that_follows_it(kernel: TorchKernel, parallel) -> None:
+    with parallel(0, 1):
+        layers = [loaded(gaussian(N, K, i), prefix=f"layer{i}") for i in range(3)]
+    x = gaussian(1, K, 1, 1.0)
+    for _ in range(2):
+        for layer in layers:
+            layer(x)
+    first, second, third = (id(layer.weight.resident.packed) for layer in layers)
+    assert kernel.ahead[:3] == [None, None, None]
+    assert kernel.ahead[3:] == [second, third, first]
+
+
 def test_operator_is_sound_and_compiles(kernel: TorchKernel, parallel) -> None:
     with parallel(0, 1):
         layer = loaded(gaussian(N, K, 0))
