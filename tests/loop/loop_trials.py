@@ -19,7 +19,8 @@ def trial(settings, incumbent, candidate, folder, state):
     gain = SPEED[blocks[1]] - SPEED[blocks[0]]
     for step in range(3):
         write_json(Path(folder) / "evidence" / f"{step}.json", {"gain": gain})
-        time.sleep(float(os.environ.get("FAKE_S", "0")) / 3)
+        slow = 3.0 if (Path(state) / "slow").exists() else float(os.environ.get("FAKE_S", "0"))
+        time.sleep(slow / 3)
     append_line(Path(state) / "ran.jsonl", {"candidate": blocks[1], "incumbent": blocks[0]})
     return {"status": "accepted" if gain > 0.01 else "no_gain", "seconds": 1.0, "host": "fake"}
 

@@ -1,0 +1,178 @@
+"""Executors: ids that ask once, orphans, a cluster without a token, three hosts' worth of Ray jobs, the canary."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.loop.executors import JobStatus
+from specpilot_sglang.loop.executors.base import JobSpec
+from specpilot_sglang.loop.executors.canary import Canary, canary
+from specpilot_sglang.loop.executors.local import LocalExecutor, end_orphan
+from specpilot_sglang.loop.executors.ray_jobs import RayExecutor, require_token
+
+HERE = str(Path(__file__).parent)
+
+
+def a_job(folder, attempt=1, **payload):
+    row = {
+        "settings": {},
+        "incumbent": "",
+        "candidate": "",
+        "folder": str(folder),
+        "state": str(folder.parent),
+        **payload,
+    }
+    for name in ("incumbent", "candidate"):
+        place = folder.parent / name
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "overlay.yaml").write_text(f"  speculative_num_draft_tokens: {2 if name == 'incumbent' else 8}\n")
+        row[name] = str(place)
+    return JobSpec("trial:1", attempt, "loop_trials:trial", row, folder, (HERE,))
+
+
+def finish(executor, job, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while executor.poll(job) is JobStatus.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return executor.poll(job)
+
+
+def test_a_job_runs_once_for_each_id_and_leaves_a_result(tmp_path):
+    executor, job = LocalExecutor(), a_job(tmp_path / "t")
+    executor.submit(job)
+    executor.submit(job)
+    assert finish(executor, job) is JobStatus.ENDED
+    assert job.result()["value"]["status"] == "accepted"
+    assert len((tmp_path / "ran.jsonl").read_text().splitlines()) == 1
+    assert job.id == a_job(tmp_path / "t").id != a_job(tmp_path / "t", attempt=2).id
+
+
+def test_a_job_that_is_killed_is_lost_and_one_that_fails_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_S", "60")
+    executor, job = LocalExecutor(), a_job(tmp_path / "t")
+    executor.submit(job)
+    while not (job.folder / "pid").exists():
+        time.sleep(0.05)
+    os.kill(int((job.folder / "pid").read_text()), signal.SIGKILL)
+    assert finish(executor, job) is JobStatus.LOST
+    assert job.result() is None
+    (job.folder / "result.json").write_text("{")
+    with pytest.raises(SpecPilotError, match="cannot read a job's result"):
+        job.result()
+
+
+def test_an_orphan_is_ended_by_its_own_id_and_nothing_else_is(tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    sleeper = [sys.executable, "-c", "import time; time.sleep(99)", str(folder)]
+    orphan = subprocess.Popen(sleeper, start_new_session=True)
+    (folder / "pid").write_text(str(orphan.pid))
+    assert end_orphan(folder) == [orphan.pid]
+    assert orphan.wait() == -signal.SIGKILL
+    assert end_orphan(folder) == []
+    (folder / "pid").write_text(str(os.getpid()))
+    assert end_orphan(folder) == [], "the number belongs to another program by now"
+
+
+class _Open(BaseHTTPRequestHandler):
+    code = 200
+
+    def do_GET(self):
+        self.send_response(self.code)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_cluster_that_answers_without_a_token_is_refused(monkeypatch):
+    server = HTTPServer(("127.0.0.1", 0), _Open)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, token = f"http://127.0.0.1:{server.server_port}", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}
+    try:
+        with pytest.raises(SpecPilotError, match="with token authentication only"):
+            require_token(address, {})
+        with pytest.raises(SpecPilotError, match="with token authentication only"):
+            require_token(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/nowhere"})
+        with pytest.raises(SpecPilotError, match="answers without a token"):
+            require_token(address, token)
+        monkeypatch.setattr(_Open, "code", 401)
+        require_token(address, token)
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(SpecPilotError, match="cannot be reached"):
+        require_token(address, token)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch, free_port):
+    """A Ray head on loopback that offers three hosts' worth of jobs and asks for a token."""
+    if find_spec("ray") is None:  # not imported yet: Ray reads these variables when it is
+        pytest.skip("Ray is not installed")
+    for name, value in {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 2,
+        "RAY_raylet_start_wait_time_s": "150",
+    }.items():
+        monkeypatch.setenv(name, value)
+    temp = Path("/tmp") / f"specpilot-ray-{os.getpid()}"  # Ray's sockets need a short path
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=3", "--port=0"]
+    command += [f"--temp-dir={temp}", "--dashboard-host=127.0.0.1", f"--dashboard-port={free_port}"]
+    command += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats"]
+    command += ["--resources", json.dumps({"specpilot_host": 3}), "--min-worker-port=0", "--max-worker-port=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    try:
+        assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
+        yield f"http://127.0.0.1:{free_port}"
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            if str(temp) in " ".join(process.info["cmdline"] or []):
+                process.kill()
+        subprocess.run(["rm", "-rf", str(temp)], check=False)
+
+
+@pytest.mark.slow
+def test_three_hosts_worth_of_ray_jobs_one_killed_is_finished_elsewhere_once(cluster, tmp_path, monkeypatch):
+    executor = RayExecutor(cluster, python=sys.executable)
+    jobs = [a_job(tmp_path / f"host{n}" / "t") for n in range(3)]
+    for job in jobs:
+        # The cluster has an environment of its own, so trials are told by a file to take some time.
+        (job.folder.parent / "slow").mkdir(parents=True)
+        executor.submit(job)
+        executor.submit(job)
+    again = RayExecutor(cluster, python=sys.executable)  # another controller knows the same ids
+    victim = jobs[1]
+    deadline = time.monotonic() + 120
+    while not (victim.folder / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(int((victim.folder / "pid").read_text()), signal.SIGKILL)
+    assert [finish(again, job) for job in jobs] == [JobStatus.ENDED, JobStatus.LOST, JobStatus.ENDED]
+    retry = a_job(tmp_path / "host1" / "t", attempt=2)
+    assert again.poll(retry) is JobStatus.UNKNOWN
+    again.submit(retry)
+    assert finish(again, retry) is JobStatus.ENDED
+    for n in range(3):
+        ran = (tmp_path / f"host{n}" / "ran.jsonl").read_text().splitlines()
+        assert len(ran) == 1
+
+
+def test_the_canary_sees_a_slower_host(tmp_path):
+    first = canary(tmp_path / "canary.json")
+    assert first.ratio == 1.0
+    assert canary(tmp_path / "canary.json").usual == first.seconds
+    assert not Canary("h", 2.0, 1.0, 0.1).quiet(1.5)
+    assert Canary("h", 1.4, 1.0, 0.1).quiet(1.5)
