@@ -56,15 +56,18 @@ def _serve(scheduler, wanted: list[dict]) -> dict:
                 aborted.add(i)
                 inputs.append(AbortReq(rid=f"r{i}"))
         scheduler.process_input_requests(inputs)
-        done = len(sent) == len(wanted) and all(r.finished() for r in seen.values())
-        if done and scheduler.running_batch.is_empty() and not scheduler.waiting_queue and not inputs:
+        # A request that is aborted while it waits never counts as finished.
+        whole = [i for i in range(len(wanted)) if i not in aborted]
+        done = len(sent) == len(wanted) and all(f"r{i}" in seen and seen[f"r{i}"].finished() for i in whole)
+        pending = inputs or scheduler.waiting_queue or not scheduler.running_batch.is_empty()
+        if done and not pending and all(i in aborted or "abort" not in r for i, r in enumerate(wanted)):
             scheduler.gracefully_exit = scheduler.last_batch is None
 
     scheduler.ingest_requests = ingest
     scheduler.run_event_loop()
     from specpilot_sglang.plugin import counters
 
-    reqs = [seen[f"r{i}"] for i in range(len(wanted))]
+    reqs = [seen[f"r{i}"] for i in range(len(wanted))]  # every request was queued once
     return {
         # The last verify pass may go past the end; SGLang cuts that when it answers.
         "outputs": [list(r.output_ids)[: r.finished_len] for r in reqs],
