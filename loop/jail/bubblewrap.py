@@ -1,6 +1,6 @@
 """The bubblewrap command line of a jail.
 
-Mounts: the system's folders and this Python, read-only; `/in` (the export), read-only; `/work` and `/tmp`, two
+Mounts: the system's folders and this Python, read-only; `/in` (the export), read-only; `/task` and `/tmp`, two
 folders in memory of limited size; a fresh `/proc` and `/dev`; the folder of the model proxy's socket when there is one.
 
 Two ways, chosen by who runs the controller. As root, no user namespace: the agent becomes a user id of its own, which
@@ -47,7 +47,7 @@ def jail_command(spec: JailSpec, seccomp_fd: int, *, root: bool | None = None) -
         *_mounted(spec),
         *_writable(spec.limits),
         *_environment(spec),
-        *("--seccomp", str(seccomp_fd), "--chdir", "/work", "--"),
+        *("--seccomp", str(seccomp_fd), "--chdir", "/task", "--"),
         *(_become(uid) if as_root else ()),
         *_limited(spec.limits),
         *(python(), "-I", "-S", "-B", _INSIDE),
@@ -106,13 +106,13 @@ def _mounted(spec: JailSpec) -> list[str]:
 
 def _writable(limits: Limits) -> list[str]:
     size = str(limits.disk_mib * MIB)
-    folders = [x for place in ("/work", "/tmp") for x in ("--perms", "1777", "--size", size, "--tmpfs", place)]
+    folders = [x for place in ("/task", "/tmp") for x in ("--perms", "1777", "--size", size, "--tmpfs", place)]
     # A writable /dev/shm would be a third folder, without a limit.
     return ["--proc", "/proc", "--dev", "/dev", *folders, "--remount-ro", "/dev"]
 
 
 def _environment(spec: JailSpec) -> list[str]:
-    base = {"PATH": PATH, "HOME": "/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "agent"}
+    base = {"PATH": PATH, "HOME": "/task", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "agent"}
     return ["--clearenv", *(x for name, value in {**base, **spec.env}.items() for x in ("--setenv", name, value))]
 
 

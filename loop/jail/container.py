@@ -21,12 +21,12 @@ def container_command(spec: JailSpec, engine: str = "docker", image: str = IMAGE
         image: an image with Python 3.11 and the agent's program.
     """
     walls = ("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-    user = ("--user", "65534:65534", "--ipc", "none", "--hostname", "jail", "--workdir", "/work")
+    user = ("--user", "65534:65534", "--ipc", "none", "--hostname", "jail", "--workdir", "/task")
     mounts = [("/in", str(spec.inputs)), *((place, str(source)) for place, source in spec.mounts.items())]
     if spec.socket_dir is not None:
         mounts.append(("/run/model", str(spec.socket_dir)))
     volumes = [x for place, source in mounts for x in ("--volume", f"{source}:{place}:ro")]
-    variables = {"PATH": PATH, "HOME": "/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **spec.env}
+    variables = {"PATH": PATH, "HOME": "/task", "TMPDIR": "/tmp", "LANG": "C.UTF-8", **spec.env}
     env = [x for name, value in variables.items() for x in ("--env", f"{name}={value}")]
     command = [image, "python3", "-I", "-S", "-B", "/in/inside.py"]
     return [engine, "run", "--rm", "--init", *walls, *user, *_limits(spec.limits), *volumes, *env, *command]
@@ -34,7 +34,7 @@ def container_command(spec: JailSpec, engine: str = "docker", image: str = IMAGE
 
 def _limits(limits: Limits) -> list[str]:
     memory = f"{limits.memory_mib + 2 * limits.disk_mib}m"
-    folders = [x for place in ("/work", "/tmp") for x in ("--tmpfs", f"{place}:rw,size={limits.disk_mib}m,mode=1777")]
+    folders = [x for place in ("/task", "/tmp") for x in ("--tmpfs", f"{place}:rw,size={limits.disk_mib}m,mode=1777")]
     return [
         *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes), *folders),
         *("--ulimit", f"nofile={limits.open_files}", "--ulimit", "core=0", "--ulimit", f"cpu={limits.cpu_s}"),

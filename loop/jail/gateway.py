@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,9 +63,18 @@ def gateway(upstream: str, key: str, caps: Caps, ledger: Path, allowed: tuple[st
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], socket: Path) -> None:
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _wait(process: subprocess.Popen[bytes], path: Path) -> None:
     deadline = time.monotonic() + _START_S
-    while not socket.exists():
+    while not _answers(path):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SpecPilotError("the model proxy did not start", where=socket, fix="see its message above")
+            raise SpecPilotError("the model proxy did not start", where=path, fix="see its message above")
         time.sleep(0.02)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-IN, WORK, LOG = Path("/in"), Path("/work"), Path("/tmp/agent.log")
+IN, WORK, LOG = Path("/in"), Path("/task"), Path("/tmp", "agent.log")
 SOCKET, PORT = "/run/model/model.sock", 8377
 _TAIL = 200_000
 
@@ -26,7 +26,7 @@ _TAIL = 200_000
 def main() -> None:
     """Run the job that `/in/run.json` describes."""
     job = json.loads((IN / "run.json").read_text())
-    for entry in (IN / "tree").iterdir():  # `/work` itself belongs to somebody else
+    for entry in (IN / "tree").iterdir():  # `/task` itself belongs to somebody else
         shutil.copytree(entry, WORK / entry.name) if entry.is_dir() else shutil.copy(entry, WORK)
     for place in WORK.rglob("*"):
         place.chmod(place.stat().st_mode | stat.S_IWUSR)

@@ -86,8 +86,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.settings, self.key = settings, key
         self.ledger = Ledger(settings.ledger, settings.caps)
         self.client = httpx.Client(base_url=settings.upstream, timeout=600.0, follow_redirects=False, trust_env=False)
+        before = os.umask(0)  # the jail's user is another one
         super().__init__(str(settings.socket), _Handler)
-        settings.socket.chmod(0o666)  # the jail's user is another one
+        os.umask(before)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,17 +112,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, method: str) -> None:
         length = int(self.headers.get("content-length") or 0)
-        if not _ALLOWED.fullmatch(self.path):
-            return self._refuse(403, "forbidden", f"{method} {self.path[:100]} is not a model request")
         if length > _MOST_BODY:
             return self._refuse(413, "too_large", "the request is too large")
+        # Read before anything is refused: closing with unread data resets the connection, and the answer is lost.
+        body = self.rfile.read(length)
+        if not _ALLOWED.fullmatch(self.path):
+            return self._refuse(403, "forbidden", f"{method} {self.path[:100]} is not a model request")
         if cap := self.server.ledger.spent().over(self.server.settings.caps):
             return self._refuse(429, "budget", f"the budget of {cap} is used up")
         headers = {name: self.headers[name] for name in _PASSED if name in self.headers}
         headers |= {"x-api-key": self.server.key, "accept-encoding": "identity"}
         usage, status = Usage(), 502
         try:
-            body = self.rfile.read(length)
             with self.server.client.stream(method, self.path, content=body, headers=headers) as answer:
                 status = answer.status_code
                 self._answer(answer, usage)

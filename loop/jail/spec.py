@@ -23,7 +23,7 @@ class JailSpec:
 
     Attributes:
         inputs: folder that becomes `/in`, read-only; see `export.export`.
-        command: program and arguments; runs in `/work`, a copy of `/in/tree`.
+        command: program and arguments; runs in `/task`, a copy of `/in/tree`.
         env: the whole environment, beside PATH, HOME and the like.
         mounts: further read-only mounts, destination -> source.
         socket_dir: folder that holds `model.sock`, for agents that talk to a model; None: no way out at all.

@@ -43,7 +43,7 @@ def reaches():
         return True
     except OSError:
         return False
-usr = os.statvfs("/work")
+usr = os.statvfs("/task")
 print(json.dumps({
     "is not root": os.getuid() != 0,
     "has no capability": all(int(status[f"Cap{n}"], 16) == 0 for n in ("Inh", "Prm", "Eff", "Amb")),
@@ -53,7 +53,7 @@ print(json.dumps({
     "has a network of its own": [i[1] for i in socket.if_nameindex()] == ["lo"] and not reaches(),
     "has a clear environment": set(os.environ) <= {"PATH", "HOME", "TMPDIR", "LANG", "USER", "PWD", "LC_CTYPE"},
     "cannot write the system": not any(map(writes, ("/usr", "/in", "/etc", "/dev", "/dev/shm", "/in/tree"))),
-    "has a small disk": writes("/work") and usr.f_blocks * usr.f_frsize <= 8 * 2**20,
+    "has a small disk": writes("/task") and usr.f_blocks * usr.f_frsize <= 8 * 2**20,
     "is limited in memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
     "is limited in time": resource.getrlimit(resource.RLIMIT_CPU)[1] != resource.RLIM_INFINITY,
     "is limited in processes": forks() < 16,
@@ -65,7 +65,7 @@ def require_jail() -> None:
     """Raise `SpecPilotError` unless a probe finds every wall of the jail standing."""
     problem = _problem()
     if problem:
-        fix = "install bubblewrap 0.8 and util-linux, allow user namespaces, or use a container (docs/loop.md)"
+        fix = "install bubblewrap 0.8 and util-linux, allow user namespaces, or use a container (--dry-run prints it)"
         raise SpecPilotError(f"agents are not run without a jail: {problem}", where="bwrap", fix=fix)
 
 

@@ -47,10 +47,10 @@ def print_dry_run(settings: LoopSettings, root: Path) -> None:
     inputs = State(root.resolve()).agent("propose:0000:0") / "in"
     socket = Path(tempfile.gettempdir()) / "specpilot-model-XXXX" if plan.model else None
     spec = jail_spec(plan, settings.agent, inputs, socket)
-    _section("agent's command, run in /work inside the jail", [shlex.join(plan.command)])
+    _section("agent's command, run in /task inside the jail", [shlex.join(plan.command)])
     mounts = [f"/in <- {inputs} (copy of overlays/{incumbent.overlay.name}, task.json; read-only)"]
     mounts += [f"{place} <- {source} (read-only)" for place, source in plan.mounts.items()]
-    mounts += [f"/work, /tmp <- memory, {settings.agent.limits.disk_mib} MiB each"]
+    mounts += [f"/task, /tmp <- memory, {settings.agent.limits.disk_mib} MiB each"]
     mounts += [f"/run/model <- {socket} (socket of the proxy that holds the key)"] if socket else []
     _section("mounts", mounts)
     _section("environment", [f"{name}={value}" for name, value in spec.env.items()] or ["(nothing but PATH and HOME)"])

@@ -116,7 +116,7 @@ def test_claude_gets_a_profile_a_hook_and_no_key():
     [
         ({"tool_input": {"file_path": "overlays/toy/overlay.yaml"}}, 3, 0),
         ({"tool_input": {"file_path": "/etc/passwd"}}, 3, 2),
-        ({"tool_input": {"file_path": "/work/../etc/passwd"}}, 3, 2),
+        ({"tool_input": {"file_path": "/task/../etc/passwd"}}, 3, 2),
         ({"tool_input": {}}, 0, 2),
     ],
 )

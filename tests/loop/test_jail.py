@@ -177,7 +177,7 @@ def test_a_container_gets_the_same_walls(tmp_path):
         f"--volume {tmp_path}:/in:ro",
         "--pids-limit 16",
         "--memory 264m --memory-swap 264m",
-        "/work:rw,size=4m",
+        "/task:rw,size=4m",
         "--user 65534:65534",
     ):
         assert part in text

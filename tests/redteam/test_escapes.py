@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -36,7 +37,7 @@ print("walked")
 
 def test_sealed_set_key_history_evidence_and_other_agents_are_nowhere(attack, loop):
     """Five thefts in one walk over everything that is readable, Python's own folders left out for time."""
-    program = walk("/").replace('"/proc", "/sys"', '"/proc", "/sys", "/usr", "/root", "/opt", "/lib"')
+    program = walk("/").replace('"/sys"', f'"/sys", "/usr", "/lib", {sys.base_prefix!r}')
     result = attack(program)
     assert result.log == "walked\n"
     direct = attack(f"print(open({str(loop / 'trials/t/evidence/sealed.json')!r}).read())")
@@ -134,7 +135,7 @@ def test_a_disk_filler_fills_its_own_four_megabytes(attack):
         """
 import os
 total = 0
-for place in ("/work", "/tmp"):
+for place in ("/task", "/tmp"):
     try:
         with open(place + "/fill", "wb") as f:
             while True: total += f.write(bytes(1 << 16)); f.flush()
@@ -186,7 +187,7 @@ def test_a_link_swapped_in_while_the_patch_is_read_shows_nothing_from_outside(at
         """
 import os, sys
 if os.fork() == 0:
-    place = "/work/overlays/toy/notes.md"
+    place = "/task/overlays/toy/notes.md"
     for n in range(20000):
         try:
             os.symlink("/etc/passwd" if n % 2 else "/in/run.json", place + ".l"); os.replace(place + ".l", place)
@@ -222,7 +223,7 @@ for p in filter(str.isdigit, os.listdir("/proc")):
 def test_an_endless_note_log_and_patch_are_cut(attack):
     result = attack("import os\nwhile True: print('x' * 65536)", wall_s=5.0)
     assert len(result.log) <= 200_000
-    result = attack("open('/work/overlays/toy/big.md', 'w').write('line\\n' * 500000)", disk_mib=8)
+    result = attack("open('/task/overlays/toy/big.md', 'w').write('line\\n' * 500000)", disk_mib=8)
     assert result.ended == "output"
     assert result.patch == ""
 

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-_COUNT, _ROOTS = Path("/tmp/tool-calls"), ("/work", "/jail", "/tmp", "/in")
+_COUNT, _ROOTS = Path("/tmp", "tool-calls"), ("/task", "/jail", "/tmp", "/in")
 
 
 def main() -> int:
@@ -18,10 +18,10 @@ def main() -> int:
         sys.stderr.write(f"the budget of {most} tool calls is used up: write note.json is all that is left to do")
         return 2
     try:
-        place = str(json.load(sys.stdin).get("tool_input", {}).get("file_path", "/work"))
+        place = str(json.load(sys.stdin).get("tool_input", {}).get("file_path", "/task"))
     except (ValueError, AttributeError):
         return 2
-    if not str(Path("/work", place).resolve()).startswith(_ROOTS):
+    if not str(Path("/task", place).resolve()).startswith(_ROOTS):
         sys.stderr.write("outside the working folder")
         return 2
     return 0

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_ROOTS = ("/work", "/jail", "/tmp", "/in")
+_ROOTS = ("/task", "/jail", "/tmp", "/in")
 
 
 def main() -> None:
@@ -27,15 +27,15 @@ async def _run(job: dict[str, Any]) -> None:
         # `can_use_tool` is not asked for tools that are allowed already; this hook is asked for each.
         nonlocal calls
         calls += 1
-        place = str((data.get("tool_input") or {}).get("file_path", "/work"))
+        place = str((data.get("tool_input") or {}).get("file_path", "/task"))
         if calls > job["tool_calls"]:
             return _deny(f"the budget of {job['tool_calls']} tool calls is used up")
-        if not str(Path("/work", place).resolve()).startswith(_ROOTS):
+        if not str(Path("/task", place).resolve()).startswith(_ROOTS):
             return _deny("outside the working folder")
         return {}
 
     options = sdk.ClaudeAgentOptions(
-        cwd="/work",
+        cwd="/task",
         cli_path=job["cli"],
         model=job["model"],
         tools=job["tools"],

@@ -11,7 +11,7 @@ RECORDING = "__RECORDING__"
 assert sys.argv[1] == "-p", sys.argv
 assert "stream-json" in sys.argv
 assert json.loads(Path("/in/settings.json").read_text())["hooks"]
-assert json.loads(Path("/work/task.json").read_text())["overlay"] == "toy"
+assert json.loads(Path("/task/task.json").read_text())["overlay"] == "toy"
 
 for _ in range(2):
     request = urllib.request.Request(
@@ -28,4 +28,4 @@ for line in RECORDING.splitlines():
         if block.get("name") == "Write":
             Path(block["input"]["file_path"]).write_text(block["input"]["content"])
     print(line, flush=True)
-Path("/work/kernels/toy/k.cu").write_text("// new\n")
+Path("/task/kernels/toy/k.cu").write_text("// new\n")
