@@ -79,7 +79,8 @@ class Fake:
 
     def load(self, key: BlockKey, concurrency: int) -> LoadFigures:
         rng = random.Random(f"{self.seed} {key} {concurrency}")
-        speed = SPEED[key.arm] * self.speed.get(key.arm, 1.0) * (1 + rng.gauss(0, self.noise)) * (1 + self.drift * key.round)
+        luck = (1 + rng.gauss(0, self.noise)) * (1 + self.drift * key.round)
+        speed = SPEED[key.arm] * self.speed.get(key.arm, 1.0) * luck
         tokens = 128
         seconds = tokens / speed
         length = None if key.arm == "ar" else 3.2 * self.accept.get(key.arm, 1.0)
