@@ -123,25 +123,24 @@ def bench(
     """
     for n, k in shapes:
         packed, weight = normal_weight(n, k, escapes)
+        weights = [weight, *(weight.clone() for _ in range(copies_of(2 * n * k) - 1))]
+        copies = [packed, *(repeat(packed, 1) for _ in range(copies_of(packed.stream_bytes(Decoder.NESTED8)) - 1))]
+        torch.cuda.synchronize()  # copies must be complete before a kernel may prefetch them
+        prepare_layer(packed)
         for m in tokens:
             x = torch.randn(m, k, device="cuda").bfloat16()
-            yield time_candidates(list(_candidates(packed, weight, x)), n, k, m)
-        del packed, weight
+            yield time_candidates(list(_candidates(weights, copies, x)), n, k, m)
+        del packed, weight, weights, copies
         torch.cuda.empty_cache()
 
 
-def _candidates(packed: PackedWeight, weight: torch.Tensor, x: torch.Tensor) -> Iterator[Candidate]:
-    (n, k), size = weight.shape, weight.numel() * 2
-    weights = [weight, *(weight.clone() for _ in range(copies_of(size) - 1))]
+def _candidates(weights: list[torch.Tensor], copies: list[PackedWeight], x: torch.Tensor) -> Iterator[Candidate]:
+    (n, k), packed, size = weights[0].shape, copies[0], weights[0].numel() * 2
     yield Candidate("linear", lambda i: functional.linear(x, weights[i]), len(weights), size)
     out = x.new_empty((x.shape[0], n))
     if x.shape[0] == 1 and gemv.used(n, k) and gemv.source() is not None:
         run = gemv.load(n, k, x.device)
         yield Candidate("gemv", lambda i: run(x, weights[i], out), len(weights), size)
-    view = packed.stream_bytes(Decoder.NESTED8)
-    copies = [packed, *(repeat(packed, 1) for _ in range(copies_of(view) - 1))]
-    torch.cuda.synchronize()  # copies must be complete before a kernel may prefetch them
-    prepare_layer(packed)
     if x.shape[0] > MAX_TOKENS:
         decode_weight(packed)
         yield Candidate("w12", lambda i: w12_linear(x, copies[i], out=out), len(copies), size)

@@ -15,9 +15,8 @@ CTAS = 128
 _WIDEST, _TWO_ALONG_K = 17, 8
 #: Rows, in units, of the tiles of weights with fewer rows than that.
 _NARROW = 4
-#: Columns from which tiles of `_NARROW` units pay although lower ones would need no sum, and 16 times the weights below
-#: which a multiprocessor has so little to do that tiles of one unit win.
-_LONG, _TINY = 8192, 1 << 18
+#: 16 times the weights below which a multiprocessor has so little to do that tiles of one unit win.
+_TINY = 1 << 18
 
 
 def choose(n: int, k: int) -> Tiling:
@@ -34,7 +33,7 @@ def choose(n: int, k: int) -> Tiling:
         return Tiling(rows, _along_k(k, 2 if rows <= _TWO_ALONG_K else 1), -(-units // rows))
     wk = _along_k(k, 4)
     if units % CTAS == 0:
-        return Tiling(rows if k < _LONG else _NARROW, wk, CTAS)
+        return Tiling(3 if rows == 3 else _NARROW, wk, CTAS)
     if units > CTAS:
         return Tiling(_NARROW, wk)
     if units * k > _TINY:
