@@ -78,10 +78,13 @@ class FusedKernel:
         return linear.w12_linear(x, packed, ahead=ahead)
 
     def first_reads(self, packed: Any) -> Any:
-        """See `KernelBackend`; `SPECPILOT_W12_AHEAD_MB` sets how much, 0 turns it off."""
+        """See `KernelBackend`; `SPECPILOT_W12_AHEAD_MB` sets how much.
+
+        Off by default: it has not run on a GPU yet, neither its gain nor its exactness is measured.
+        """
         from specpilot_sglang.kernels.w12_gemm import ahead
 
-        size = int(os.environ.get("SPECPILOT_W12_AHEAD_MB", ahead.BYTES >> 20)) << 20
+        size = int(os.environ.get("SPECPILOT_W12_AHEAD_MB", "0")) << 20
         if size == 0 or packed.nbytes < size:
             return None
         properties = torch.cuda.get_device_properties(packed.a.device)
