@@ -8,6 +8,7 @@ import pytest
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm.bench import SHAPES
+from specpilot_sglang.kernels.w12_gemm.plan import choose
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling, fitting_shared, grid, shared_memory
 
 TILINGS = [Tiling(), Tiling(7, 2, 128), Tiling(10, ctas=128), Tiling(2, 4)]
@@ -77,3 +78,19 @@ def test_a_count_of_ctas_that_divides_the_tiles_leaves_none_shared() -> None:
 def test_shared_memory_that_is_too_small_is_an_error() -> None:
     with pytest.raises(W12Error, match="two stages"):
         shared_memory(Tiling(16, 4), Decoder.BF16, 8, 100_000)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 64), (576, 1536), (248320, 192), (17408, 5120)])
+def test_the_chosen_tiling_takes_every_served_shape(shape) -> None:
+    tiling = choose(*shape)
+    assert shape[1] % tiling.chunk_columns == 0
+    assert grid(tiling, *shape, 132) <= 132
+    for decoder in (Decoder.W12, Decoder.W12_ZERO, Decoder.NESTED8):
+        for eights in (1, 2, 4, 8):
+            assert fitting_shared(tiling, decoder, eights, 233472 - 2048, 232448).stages >= 2
+
+
+@pytest.mark.parametrize("shape", [(14336, 5120), (34816, 5120), (16384, 5120), (24576, 4096)])
+def test_weights_of_one_tile_a_cta_have_no_shared_tile(shape) -> None:
+    tiling = choose(*shape)
+    assert tiling.tiles(shape[0]) == grid(tiling, *shape, 132) == 128
