@@ -25,6 +25,9 @@ def jail():
     try:
         require_jail()
     except SpecPilotError as exc:
+        # A machine without bubblewrap is skipped; a jail that starts and lacks a wall is what the tests are for.
+        if "not true: it" in exc.what:
+            pytest.fail(exc.line())
         pytest.skip(exc.line())
 
 
