@@ -29,17 +29,17 @@ def tree(reference, smollm2, drafter, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def half(prompts, reference):
-    """Every other prompt with AR's answer, so that this module costs half of `test_serving`."""
-    chosen = prompts[::2]
+def some(prompts, reference):
+    """Every third prompt with AR's answer: a CPU computes every row of a tree, so prompts are dear here."""
+    chosen = prompts[::3]
     ids = {p.id for p in chosen}
     return chosen, Run(reference.sampling, [r for r in reference.requests if r.id in ids], reference.about)
 
 
 @pytest.fixture(scope="module")
-def cold(tree, half):
+def cold(tree, some):
     """The prompts once, eight at a time, before anything of them is cached."""
-    run = record(tree.client, half[0], greedy(MAX_NEW_TOKENS), concurrency=CONCURRENCY)
+    run = record(tree.client, some[0], greedy(MAX_NEW_TOKENS), concurrency=CONCURRENCY)
     assert [r.error for r in run.requests if r.error] == []
     return run
 
@@ -48,8 +48,8 @@ def _length(requests):
     return sum(len(r.output_ids) for r in requests) / sum(r.verify_steps for r in requests)
 
 
-def test_greedy_fp32_answers_equal_plain_decoding(tree, cold, half):
-    reference = half[1]
+def test_greedy_fp32_answers_equal_plain_decoding(tree, cold, some):
+    reference = some[1]
     verdicts = force(reference, tree.client, concurrency=CONCURRENCY, first_pass={r.id: r for r in cold.requests})
     report = ForcingReport(verdicts)
     assert report.failed == []
@@ -64,8 +64,8 @@ def test_accept_length_is_that_of_a_tree(cold):
     assert min(lengths.values()) > 1.9, lengths
 
 
-def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, half):
-    few = half[0][:6]
+def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, some):
+    few = some[0][:6]
     first = [r for r in cold.requests if r.id in {p.id for p in few}]
     again = record(tree.client, few, greedy(MAX_NEW_TOKENS), concurrency=1)
     assert [r.output_ids for r in again.requests] == [r.output_ids for r in first]
@@ -86,7 +86,7 @@ def test_json_schema_through_trees_is_always_valid(tree):
             "text": f"Describe person number {i} as JSON:",
             "sampling_params": {"temperature": 0.8 if i % 2 else 0, "max_new_tokens": 160, "json_schema": SCHEMA},
         }
-        for i in range(8)
+        for i in range(4)
     ]
     for response in many(tree, bodies):
         answer = response.json()
