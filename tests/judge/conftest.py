@@ -97,7 +97,7 @@ class Court:
             self.reference,
             POOL,
             replace(WORKLOAD, concurrency=4),
-            per_block=6,
+            per_block=4,
             answers=44,
             noise=NOISE,
             folder=self.folder,
