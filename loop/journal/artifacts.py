@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from specpilot_sglang.errors import SpecPilotError
@@ -30,7 +31,7 @@ class ArtifactStore:
         path = self.path(digest)
         if path.exists():
             return digest
-        part = path.with_name(f".{digest}.{os.getpid()}.part")
+        part = path.with_name(f".{digest}.{secrets.token_hex(8)}.part")  # two agents may leave the same at once
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as handle:

@@ -15,6 +15,7 @@ _NOTABLE = (
     "gate_refused",
     "note_refused",
     "cheat",
+    "incomplete",
     "disagreement",
     "orphans_ended",
     "promoted",

@@ -80,6 +80,19 @@ def test_neither_agents_nor_memory_hear_the_judges_reasons(tmp_path):
     assert made.journal.events("disagreement"), "the job had said accepted"
 
 
+def test_a_trial_without_a_decision_is_no_promotion_and_is_not_run_again(tmp_path):
+    made = context_of(tmp_path, candidates=2)
+
+    def unclear(folder):
+        return Verdict.of([failed("token forcing", Status.INCOMPLETE, ["too few positions"])]), rejudge(folder)[1]
+
+    object.__setattr__(made.parts, "rejudge", unclear)
+    summary = run_loop(made)
+    assert (summary.statuses.get("incomplete"), summary.promoted) == (1, 0)
+    assert made.journal.events("incomplete")[0].data["reasons"] == ["token forcing: too few positions"]
+    assert sum(job.retries for job in made.journal.jobs()) == 0
+
+
 def test_memory_off_gives_agents_nothing(tmp_path):
     seen = {}
     for on in (True, False):

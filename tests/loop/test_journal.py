@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -105,6 +106,13 @@ def test_artifacts_are_found_changed_or_missing(journal):
         journal.artifacts.get(digest)
     journal.artifacts.path(digest).unlink()
     assert journal.check() == [f"artifact {digest} is missing"]
+
+
+def test_two_agents_may_keep_the_same_content_at_once(journal):
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(40):
+            content = [b"%d" % n] * 8
+            assert len(set(pool.map(journal.artifacts.put, content))) == 1
 
 
 def test_no_secret_reaches_the_file(journal, tmp_path):

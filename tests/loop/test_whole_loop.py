@@ -89,6 +89,7 @@ def toys(monkeypatch, smollm2):
     return court
 
 
+@pytest.mark.slow
 def test_the_tuner_finds_what_was_detuned_and_the_judge_promotes_it(toys, tmp_path, jail):
     overlay = tmp_path / "source" / "toy"
     overlay.mkdir(parents=True)
@@ -98,7 +99,7 @@ def test_the_tuner_finds_what_was_detuned_and_the_judge_promotes_it(toys, tmp_pa
         json.dumps(
             {
                 **{"overlay": str(overlay), "candidates": 1, "noise": str(tmp_path / "noise.json"), "canary": None},
-                **{"answers": 44, "load": {"requests": 4, "max_new_tokens": 16, "concurrency": 4}},
+                **{"answers": 70, "load": {"requests": 4, "max_new_tokens": 16, "concurrency": 4}},
             }
         )
     )
