@@ -3,6 +3,8 @@
 A weight is read as 32-bit words of two neighbouring columns (low half = even column), so K is even here.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# Triton evaluates annotations of what it compiles, so plain arguments cannot have any.
 from __future__ import annotations
 
 import triton
