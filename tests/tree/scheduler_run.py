@@ -1,7 +1,8 @@
 """Runs SGLang's own scheduler, overlap loop included, in this process: no HTTP, no tokenizer, no other process.
 
 Read by tests that would otherwise start a server for a handful of requests. Usage: `python scheduler_run.py JOB`, a
-JSON file {"args": server arguments, "requests": [{"ids": [...], "sampling": {...}, "after": step, "abort": step}]};
+JSON file {"args": server arguments, "requests": [{"ids": [...], "sampling": {...}, "after": step, "abort": step,
+"follows": request}]};
 prints {"outputs": [[token, ...]], "verify_steps": [...], "cached": [...], "hits": {...}} as its last line.
 """
 
@@ -48,7 +49,9 @@ def _serve(scheduler, wanted: list[dict]) -> dict:
     def ingest():
         nonlocal step
         step += 1
-        new = [i for i, r in enumerate(wanted) if i not in sent and step > r.get("after", 0)]
+        ended = {rid for rid, req in seen.items() if req.finished()}
+        ready = [step > r.get("after", 0) and ("follows" not in r or f"r{r['follows']}" in ended) for r in wanted]
+        new = [i for i in range(len(wanted)) if ready[i] and i not in sent]
         sent.update(new)
         inputs = [_request(f"r{i}", wanted[i], scheduler) for i in new]
         for i, request in enumerate(wanted):
