@@ -26,11 +26,12 @@ from specpilot_sglang.loop.controller.settings import LoopSettings
 from specpilot_sglang.loop.executors.canary import canary
 from specpilot_sglang.loop.jail.server import jailed_server
 from specpilot_sglang.loop.judge import Verdict, judge
-from specpilot_sglang.loop.judge.evidence import load_evidence
+from specpilot_sglang.loop.judge.evidence import Evidence, load_evidence
 from specpilot_sglang.loop.judge.promotion import Trial, try_candidate
 
 EVIDENCE = "evidence"
 ENTRY = f"{__name__}:run_trial"
+_NO_FIGURES = {"log_gain": None, "confirmed": None, "lower": None}
 
 
 def run_trial(settings: dict[str, Any], incumbent: str, candidate: str, folder: str, state: str) -> dict[str, Any]:
@@ -94,14 +95,23 @@ def make_trial(settings: LoopSettings, incumbent: Path, candidate: Path, folder:
 def rejudge(folder: Path) -> tuple[Verdict, dict[str, Any]]:
     """Return the verdict on a trial's evidence, judged in this process, and its public and confirmed gains."""
     evidence = load_evidence(folder / EVIDENCE)
-    figures: dict[str, Any] = {"log_gain": None, "confirmed": None, "lower": None, "blocks": len(evidence.blocks)}
-    if evidence.noise is not None:
-        names = evidence.incumbent, evidence.candidate
-        for key, blocks in (("log_gain", evidence.selection), ("confirmed", evidence.confirmation)):
-            if blocks:
-                decision = judge_speed(blocks, *names, evidence.noise, evidence.rule).decision
-                figures |= {key: _finite(decision.mean), "lower": _finite(decision.lower)}
-    return judge(evidence), figures
+    verdict = judge(evidence)
+    try:
+        return verdict, _figures(evidence)
+    except SpecPilotError:  # a load that cannot be read, or was changed: the verdict says so
+        return verdict, {**_NO_FIGURES, "blocks": len(evidence.blocks)}
+
+
+def _figures(evidence: Evidence) -> dict[str, Any]:
+    figures: dict[str, Any] = {**_NO_FIGURES, "blocks": len(evidence.blocks)}
+    if evidence.noise is None:
+        return figures
+    names = evidence.incumbent, evidence.candidate
+    for key, blocks in (("log_gain", evidence.selection), ("confirmed", evidence.confirmation)):
+        if blocks:
+            decision = judge_speed(blocks, *names, evidence.noise, evidence.rule).decision
+            figures |= {key: _finite(decision.mean), "lower": _finite(decision.lower)}
+    return figures
 
 
 def _noise(settings: LoopSettings, workload: Workload) -> Noise:

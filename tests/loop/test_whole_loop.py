@@ -84,6 +84,9 @@ def toys(monkeypatch, smollm2):
     monkeypatch.setattr(trial, "load", lambda suite: list(court.POOL))
     monkeypatch.setattr(trial, "jailed_server", lambda arm, log, hidden: ByBlock(arm, log, smollm2))
     monkeypatch.setattr(load_run, "run_client", bench.LightClient())
+    # The light client is no file of SGLang's, and looking through all of those takes longer than a toy's load.
+    monkeypatch.setattr(load_run, "client_problems", lambda: ({}, []))
+    monkeypatch.setattr(judge_pins.client_source, "client_problems", lambda: ({}, []))
     for module in (load_run, answers):
         monkeypatch.setattr(module, "load_tokenizer", toy_server.tokenizer_of)
     return court

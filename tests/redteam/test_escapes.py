@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -247,6 +248,8 @@ def test_a_server_under_test_sees_neither_the_loop_nor_secrets(loop, jail, monke
     from specpilot_sglang.loop.jail.server import jailed_server
 
     monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
+    (loop.parent / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(loop.parent / "scratch"))  # the loop's folder is not below it
     overlay = loop / "generations" / "0000" / "toy"
     server = jailed_server(Arm("candidate", (), overlay=str(overlay)), loop / "x.log", hidden=loop)
     program = f"""
