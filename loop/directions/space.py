@@ -98,6 +98,6 @@ def _speed(table: CostTable, width: int) -> float:
     batch = min(p.batch for p in table.spec)
     logs = []
     for suite in table.accept:
-        accept = table.distribution(suite).truncated(width)
+        accept = table.distribution(suite, width)
         logs.append(math.log(predict(table, Setting(accept, width, batch)).tok_s(batch)))
     return math.exp(sum(logs) / len(logs))

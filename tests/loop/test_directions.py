@@ -25,7 +25,7 @@ def table():
         block=8,
         ar=(StepTime(1, 1, 100, 0.009, None, 0.008),),
         spec=spec,
-        accept={"gsm8k": (10, 10, 10, 20, 20, 20, 20, 40)},
+        accept={"gsm8k": {8: (10, 10, 10, 20, 20, 20, 20, 40)}},
         work=Work(1e9, 1e8, 1e9, 1e8),
         rates=Rates(2e11, 1e13),
     )

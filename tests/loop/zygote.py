@@ -53,17 +53,17 @@ def main():
     code = None
     while code is None:
         pid = run(root)
-        if done < kills:
-            time.sleep(rng.uniform(0.0, 1.2))
+        killed = False
+        while done < kills and not killed and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(rng.uniform(0.0, 0.6))
             try:
-                done += 1
                 killed = kill_one(root, rng, pid)
+                done += 1
             except (ProcessLookupError, psutil.Error):
-                killed = False
-            if killed:
-                os.waitpid(pid, 0)
-                continue
+                break
         _, status = os.waitpid(pid, 0)
+        if killed:
+            continue
         # A trial that is lost more often than is tried ends the controller with an error; starting it again goes on.
         code = 0 if status == 0 else None if done < kills else 1
     context = context_of(root)
