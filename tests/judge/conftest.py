@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench import LightClient
+from toy_prompts import POOL, WORKLOAD
 from toy_server import ToyServer, tokenizer_of
 
 from specpilot_sglang.eval.ab.noise import Noise
@@ -14,8 +15,7 @@ from specpilot_sglang.eval.ab.rule import Rule
 from specpilot_sglang.eval.ab.run import Experiment, run_blocks
 from specpilot_sglang.eval.arms import Arm
 from specpilot_sglang.eval.load import run as load_run
-from specpilot_sglang.eval.load.run import Workload, draw
-from specpilot_sglang.eval.suites import Item
+from specpilot_sglang.eval.load.run import draw
 from specpilot_sglang.loop.judge import answers, pins
 from specpilot_sglang.loop.judge.answers import AnswerCheck
 from specpilot_sglang.loop.judge.evidence import load_evidence
@@ -25,10 +25,6 @@ from specpilot_sglang.loop.judge.probes import probe
 from specpilot_sglang.loop.judge.promotion import Trial
 from specpilot_sglang.loop.judge.verdict import Verdict
 
-POOL = tuple(
-    Item(f"toy/{n:03d}", "toy", f"A shop sells {n * 3 + 20} apples on day {n}. How many are left?") for n in range(200)
-)
-WORKLOAD = Workload((), 24, 2)
 #: Wide enough that a busy machine's latencies pass; the gain of the honest candidate is 40%.
 NOISE = Noise((0.01, -0.01) * 4, {m: (0.6, -0.6) * 4 for m in ("ttft_p99_s", "itl_p99_s")}, "toy", "toy")
 

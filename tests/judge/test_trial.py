@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import cheats
 import pytest
-from conftest import POOL, WORKLOAD
+from toy_prompts import POOL, WORKLOAD
 from toy_server import tokenizer_of
 
 from specpilot_sglang.errors import SpecPilotError
