@@ -1,12 +1,15 @@
 """Fixtures of the W12 tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from emulated import TorchKernel
 from w12_data import mixed_tensors, write_checkpoint
 
 from specpilot_sglang.cli.main import run
+from specpilot_sglang.w12 import quant_method
+from specpilot_sglang.w12.stats import STATS
 
 
 @pytest.fixture
@@ -32,3 +35,25 @@ def specpilot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return int(exit_info.value.code or 0), out, err
 
     return call
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchKernel]:
+    from specpilot_sglang.w12.method import W12Config
+
+    quant_method.register(max_bits=16.0)
+    STATS.layers.clear()
+    made = TorchKernel()
+    monkeypatch.setattr(W12Config, "backend", made)
+    yield made
+    quant_method.unregister()
+
+
+@pytest.fixture
+def parallel() -> Iterator:
+    from sglang.srt.runtime_context import get_parallel
+
+    def override(rank: int, size: int):
+        return get_parallel().override(tp_rank=rank, tp_size=size, attn_tp_rank=rank, attn_tp_size=size)
+
+    return override

@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
 from emulated import TorchKernel
-from tiny_models import plant_escapes
+from packed_layers import K, N, finish, loaded, planted, replicated, same_bits
 from w12_data import gaussian
 
 from specpilot_sglang.errors import W12Error
-from specpilot_sglang.plugin import counters
-from specpilot_sglang.w12 import ops, quant_method
+from specpilot_sglang.w12 import quant_method
 from specpilot_sglang.w12.placeholder import PackedParameter
-from specpilot_sglang.w12.stats import STATS
-
-N, K = 64, 96
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchKernel]:
-    from specpilot_sglang.w12.method import W12Config
-
-    quant_method.register(max_bits=16.0)
-    STATS.layers.clear()
-    made = TorchKernel()
-    monkeypatch.setattr(W12Config, "backend", made)
-    yield made
-    quant_method.unregister()
-
-
-@pytest.fixture
-def parallel() -> Iterator:
-    from sglang.srt.runtime_context import get_parallel
-
-    def override(rank: int, size: int):
-        return get_parallel().override(tp_rank=rank, tp_size=size, attn_tp_rank=rank, attn_tp_size=size)
-
-    return override
-
-
-def replicated(prefix: str = "proj", n: int = N, k: int = K, dtype: torch.dtype = torch.bfloat16, bias: bool = False):
-    from sglang.srt.layers.linear import ReplicatedLinear
-
-    from specpilot_sglang.w12.method import W12Config
-
-    return ReplicatedLinear(k, n, bias=bias, params_dtype=dtype, quant_config=W12Config(), prefix=prefix)
-
-
-def finish(layer: torch.nn.Module) -> torch.nn.Module:
-    layer.quant_method.process_weights_after_loading(layer)
-    return layer
-
-
-def loaded(weight: torch.Tensor, **kwargs) -> torch.nn.Module:
-    layer = replicated(n=weight.shape[0], k=weight.shape[1], **kwargs)
-    layer.weight.weight_loader(layer.weight, weight)
-    return finish(layer)
-
-
-def planted(n: int, k: int, seed: int) -> torch.Tensor:
-    weight = gaussian(n, k, seed)
-    plant_escapes(weight)
-    return weight
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
 
 
 def test_whole_path_gives_the_kernels_answer_and_holds_no_bf16_weight(kernel: TorchKernel, parallel) -> None:
@@ -437,79 +381,3 @@ def test_each_call_names_the_weight_that_follows_it(kernel: TorchKernel, paralle
     first, second, third = (id(layer.weight.resident.packed) for layer in layers)
     assert kernel.ahead[:3] == [None, None, None]
     assert kernel.ahead[3:] == [second, third, first]
-
-
-def test_operator_is_sound_and_compiles(kernel: TorchKernel, parallel) -> None:
-    with parallel(0, 1):
-        layer = loaded(gaussian(N, K, 0))
-    x = gaussian(4, K, 1, 1.0)
-    torch.library.opcheck(torch.ops.specpilot.w12_linear, (x, layer.weight.handle, N))
-    compiled = torch.compile(lambda x: layer(x)[0] * 2, backend="eager", fullgraph=True, dynamic=False)
-    assert torch.equal(compiled(x), layer(x)[0] * 2)
-
-
-def test_operator_counts_its_calls_and_copies_rows_it_cannot_address(kernel: TorchKernel, parallel) -> None:
-    with parallel(0, 1):
-        layer = loaded(gaussian(N, K, 0))
-    before = counters.snapshot().get(ops.CALLS, 0)
-    wide = gaussian(4, K + 1, 1, 1.0)
-    assert torch.equal(layer(wide[:, 1:])[0], layer(wide[:, 1:].contiguous())[0])
-    assert layer(gaussian(6, K, 1).view(2, 3, K))[0].shape == (2, 3, N)
-    assert layer(wide[:0, 1:])[0].shape == (0, N)
-    assert counters.snapshot()[ops.CALLS] == before + 4
-
-
-def test_packed_checkpoint_that_nobody_decoded_is_refused(
-    kernel: TorchKernel, parallel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from sglang.srt.layers.linear import ReplicatedLinear
-
-    from specpilot_sglang.w12.method import W12Config
-
-    monkeypatch.setattr(STATS, "decoded", 0)
-    with parallel(0, 1):
-        config = W12Config.from_config({"quant_method": "w12", "version": 1})
-        layer = ReplicatedLinear(64, 32, bias=False, params_dtype=torch.bfloat16, quant_config=config, prefix="x")
-    with pytest.raises(W12Error, match="were not decoded"):
-        finish(layer)
-
-
-def test_wrong_decode_of_the_kernel_stops_the_server(
-    kernel: TorchKernel, parallel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = kernel.decode
-
-    def damaged(packed) -> torch.Tensor:
-        out = real(packed)
-        out[1, 1] = -out[1, 1]
-        return out
-
-    monkeypatch.setattr(kernel, "decode", damaged)
-    with parallel(0, 1), pytest.raises(W12Error, match="does not decode"):
-        loaded(gaussian(N, K, 0))
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "flag"),
-    [
-        ("enable_lora", True, "LoRA"),
-        ("lora_paths", ["a"], "LoRA"),
-        ("cpu_offload_gb", 4, "--cpu-offload-gb"),
-        ("offload_group_size", 1, "--offload-group-size"),
-        ("enable_memory_saver", True, "--enable-memory-saver"),
-        ("weight_cache_mode", "client", "--weight-cache-mode"),
-        ("load_format", "layered", "--load-format layered"),
-        ("load_format", "sharded_state", "--load-format sharded_state"),
-        ("load_format", "flash_rl", "--load-format flash_rl"),
-    ],
-)
-def test_what_packed_weights_cannot_serve_is_refused_at_start(
-    setting: str, value: object, flag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from specpilot_sglang.w12 import guards
-
-    monkeypatch.setattr(guards, "server_setting", {setting: value}.get)
-    with pytest.raises(W12Error) as error:
-        guards.refuse_unsupported(packed=False, kernel=True)
-    assert flag in error.value.line()
-    assert error.value.fix
