@@ -1,13 +1,37 @@
 """Triton kernel of the tree builder: one program a request pops the best path `budget` times from registers."""
 
 # Arguments are pointers and numbers that Triton specialises on; it has no types for them.
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disallow-untyped-defs=false
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _clear(
+    tokens_ptr,
+    parents_ptr,
+    depths_ptr,
+    scores_ptr,
+    child_ptr,
+    sibling_ptr,
+    out,
+    root,
+    BUDGET: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Write a tree of the root alone; nodes that are never popped stay as they are here."""
+    slot = tl.arange(0, SLOTS)
+    inside = slot < BUDGET
+    tl.store(tokens_ptr + out + slot, tl.zeros([SLOTS], dtype=tl.int64) + root, mask=inside)
+    tl.store(parents_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
+    tl.store(depths_ptr + out + slot, tl.zeros([SLOTS], dtype=tl.int64), mask=inside)
+    tl.store(scores_ptr + out + slot, tl.where(slot == 0, 0.0, float("-inf")), mask=inside)
+    tl.store(child_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
+    tl.store(sibling_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
 
 
 @triton.jit
@@ -45,13 +69,7 @@ def best_first_kernel(
     if BUDGETS:
         limit = tl.minimum(tl.load(budgets_ptr + request), BUDGET).to(tl.int32)
     out = request * BUDGET
-    inside = slot < BUDGET
-    tl.store(tokens_ptr + out + slot, tl.zeros([SLOTS], dtype=tl.int64) + root, mask=inside)
-    tl.store(parents_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
-    tl.store(depths_ptr + out + slot, tl.zeros([SLOTS], dtype=tl.int64), mask=inside)
-    tl.store(scores_ptr + out + slot, tl.where(slot == 0, 0.0, nothing), mask=inside)
-    tl.store(child_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
-    tl.store(sibling_ptr + out + slot, tl.full([SLOTS], -1, dtype=tl.int64), mask=inside)
+    _clear(tokens_ptr, parents_ptr, depths_ptr, scores_ptr, child_ptr, sibling_ptr, out, root, BUDGET, SLOTS)
     tl.debug_barrier()
     first = tl.load(logprobs_ptr + table)
     open_root = depth_limit > 0
