@@ -22,6 +22,10 @@ for name in list(os.environ):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("SPECPILOT_TEST_LONG"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="minutes long: set SPECPILOT_TEST_LONG=1"))
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch

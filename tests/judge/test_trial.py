@@ -24,6 +24,7 @@ class Killed(BaseException):
     """What SIGKILL looks like to the code under test."""
 
 
+@pytest.mark.long
 def test_honest_gain_is_promoted_and_its_evidence_binds(court):
     verdict = try_candidate(court.trial(cheats.Honest))
     assert verdict.accepted, verdict.reasons
@@ -50,6 +51,7 @@ def test_honest_gain_is_promoted_and_its_evidence_binds(court):
     assert judge(load_evidence(court.folder)).status is Status.TAMPERED
 
 
+@pytest.mark.long
 def test_null_candidate_is_not_promoted_and_not_called_a_cheat(court):
     verdict = try_candidate(court.trial(cheats.Null))
     assert verdict.status is Status.NO_GAIN, verdict.reasons
@@ -57,6 +59,7 @@ def test_null_candidate_is_not_promoted_and_not_called_a_cheat(court):
     assert not (court.folder / "sealed.json").exists()  # sealed prompts are not spent on it
 
 
+@pytest.mark.long
 def test_gain_on_prompts_it_knows_is_not_confirmed_on_sealed_ones(court, smollm2):
     known = encode(POOL, tokenizer_of(smollm2))
     cheats.KnowsTheBenchmark.public = {tuple(p.ids) for p in known}
@@ -65,6 +68,7 @@ def test_gain_on_prompts_it_knows_is_not_confirmed_on_sealed_ones(court, smollm2
     assert next(gate for gate in verdict.gates if gate.gate == "selection").ok
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["draw", "score"])
 def test_killed_trial_goes_on_to_the_same_verdict(court, monkeypatch, step):
     owner = sealed if step == "draw" else promotion.AnswerCheck

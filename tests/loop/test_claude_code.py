@@ -18,7 +18,7 @@ from specpilot_sglang.overlay import load_overlay
 NOTE = '{"hypothesis": "said by the model"}'
 pytestmark = [
     pytest.mark.skipif(find_spec("claude_agent_sdk") is None, reason="claude-agent-sdk is not installed"),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 
 

@@ -145,7 +145,7 @@ def cluster(tmp_path, monkeypatch, free_port):
         subprocess.run(["rm", "-rf", str(temp)], check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_hosts_worth_of_ray_jobs_one_killed_is_finished_elsewhere_once(cluster, tmp_path, monkeypatch):
     executor = RayExecutor(cluster, python=sys.executable)
     jobs = [a_job(tmp_path / f"host{n}" / "t") for n in range(3)]

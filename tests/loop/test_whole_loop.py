@@ -92,7 +92,7 @@ def toys(monkeypatch, smollm2):
     return court
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tuner_finds_what_was_detuned_and_the_judge_promotes_it(toys, tmp_path, jail):
     overlay = tmp_path / "source" / "toy"
     overlay.mkdir(parents=True)
