@@ -16,7 +16,7 @@ from specpilot_sglang.eval.recording import greedy, record
 from specpilot_sglang.eval.records import Run
 from specpilot_sglang.eval.servers import Server
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, some
 
 def test_attestation_counts_the_hot_path(tree, cold):
     rank = tree.client.attestation()["ranks"][0]
-    assert rank["mechanisms"] == {"best-first-tree": {"budget": 32, "max_depth": None}}
+    assert rank["mechanisms"] == {"best-first-tree": {"budget": 32, "max_depth": None, "gated_delta": False}}
     hits = rank["hits"]
     assert hits["tree_steps"] > 0
     assert hits["tree_nodes_verified"] >= 32 * hits["tree_steps"]
