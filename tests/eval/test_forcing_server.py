@@ -58,6 +58,7 @@ def judged(reference: Run, server: Server) -> ForcingVerdict:
     return compare(exact, report, dtype="float32", max_excess=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_perturbed_weight_is_caught_on_a_real_server(smollm2, drafter, tmp_path):
     changed = perturbed(smollm2, tmp_path / "perturbed")
