@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.nightly.config import Config
 from specpilot_sglang.overlay.problems import InvalidOverlayError, Problem
+from specpilot_sglang.overlay.validation import known_keys
 from specpilot_sglang.overlay.yamlfile import YamlFile, key_path, read_yaml
 
 #: The smoke configuration that runs without any file: SmolLM2 on this machine.
@@ -86,7 +86,7 @@ def _problem(error: ErrorDetails, content: YamlFile) -> Problem:
 def _explain(error: ErrorDetails) -> tuple[str, str]:
     kind, loc, value = error["type"], error["loc"], error["input"]
     if kind == "extra_forbidden":
-        known = _known(loc[:-1])
+        known = known_keys(Config, loc[:-1])
         close = difflib.get_close_matches(str(loc[-1]), known, n=1)
         guess = f" (did you mean {close[0]!r}?)" if close else ""
         return f"unknown key {loc[-1]!r}{guess}", f"use one of {', '.join(known)}"
@@ -101,17 +101,3 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
         return f"{shown} is not a valid name", "use up to 63 lower-case letters, digits, dots, dashes and underscores"
     text = error["msg"].removeprefix("Input should be ")
     return f"{shown} is not allowed here", f"it should be {text}"
-
-
-def _known(loc: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Config
-    for part in loc:
-        if isinstance(part, str):
-            model = _inner(model.model_fields[part].annotation)
-    return list(model.model_fields)
-
-
-def _inner(annotation: Any) -> type[BaseModel]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(_inner(arg) for arg in get_args(annotation) if arg is not Ellipsis and arg is not type(None))

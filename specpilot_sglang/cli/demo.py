@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,6 +13,7 @@ from rich.table import Table
 
 from specpilot_sglang.assets import drafter_path, prepare_smollm2
 from specpilot_sglang.cli.console import ERR, OUT, number
+from specpilot_sglang.cli.interrupts import ended_like_ctrl_c
 from specpilot_sglang.errors import EXIT_REJECTED, SpecPilotError
 from specpilot_sglang.eval.demo import preflight, provenance, report, runner
 from specpilot_sglang.eval.demo.outcome import ArmOutcome, Outcome
@@ -49,7 +46,7 @@ def demo(
     busy = busy_warning(load_average(), usable_cores())
     if quick:
         prompts, max_new_tokens = 1, min(max_new_tokens, 32)
-    with _ended_like_ctrl_c(), _Stages() as stages:
+    with ended_like_ctrl_c(), _Stages() as stages:
         stages.stage("model", "preparing", None)
         pair, about = _pair(model, draft)
         plan = Plan(*pair, overlay, prompts, max_new_tokens, dtype, about_model=about)
@@ -92,21 +89,6 @@ def _log_folder(out: Path) -> Path:
     except OSError as exc:
         raise SpecPilotError(f"cannot make the folder ({exc.strerror})", where=folder, fix="choose --out") from exc
     return folder.resolve()
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP clean up as Ctrl-C does: by default they would leave the servers running."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Stages:

@@ -80,7 +80,7 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
 
 
 def _explain_unknown(loc: tuple[int | str, ...]) -> tuple[str, str]:
-    key, known = str(loc[-1]), _known_keys(loc[:-1])
+    key, known = str(loc[-1]), known_keys(Overlay, loc[:-1])
     close = suggest(key, known)
     if loc[0] != "server_args":
         return f"unknown key {key!r}{close}", f"use one of {', '.join(known)}"
@@ -90,8 +90,9 @@ def _explain_unknown(loc: tuple[int | str, ...]) -> tuple[str, str]:
     return what, "remove it, or give it on the server's command line; `specpilot overlay schema` lists the allowed ones"
 
 
-def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Overlay
+def known_keys(root: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that the schema `root` knows at `loc`, pydantic's location of an error."""
+    model = root
     for part in loc:
         if isinstance(part, str):
             model = _inner_model(model.model_fields[part].annotation)
@@ -101,7 +102,7 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 def _inner_model(annotation: Any) -> type[BaseModel]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(_inner_model(arg) for arg in get_args(annotation) if arg is not Ellipsis)
+    return next(_inner_model(arg) for arg in get_args(annotation) if arg not in (Ellipsis, type(None)))
 
 
 def _show(value: Any) -> str:
