@@ -1,6 +1,6 @@
 """Gated DeltaNet over draft trees: verify all nodes in one launch, commit the accepted path of all layers in one.
 
-Between the two only the layers' inputs of each node are kept. With Qwen3.5-27B's shapes that is 37 KB a node and
+Between the two only the layers' inputs of each node are kept. With Qwen3.5-27B's shapes that is 41 KB a node and
 layer where a stored state is 3.1 MB.
 """
 
@@ -12,12 +12,13 @@ import torch
 import triton
 
 from specpilot_sglang.kernels.gated_delta.ref import L2_EPS
+from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 
 _TILE = 32
-_CHANNELS = 256
+_CHANNELS = 1024
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,63 @@ def verify(
     states: torch.Tensor,
     slots: torch.Tensor,
     paths: TreePaths,
+    keep: tuple[torch.Tensor, torch.Tensor] | None = None,
+    tile: int = _TILE,
 ) -> torch.Tensor:
     """Outputs of every node, each from its own path; states stay as they are.
 
+    One read of the state serves all nodes. Arithmetic is float32 from the state on (products of BF16 inputs are
+    exact, sums of node products run as three TF32 parts); nothing is rounded to the state's type between nodes.
+
     Args:
-        q, k: [batch * nodes, key heads, key dim], not normalised; rows may be strided.
+        q, k: [batch * nodes, key heads, key dim], not normalised; rows may be strided, alike in q, k and v.
         v: [batch * nodes, value heads, value dim].
-        a, b: [batch * nodes, value heads], gate projections.
+        a, b: [batch * nodes, value heads], gate projections; rows may be strided.
         a_log, dt_bias: [value heads].
-        states: [slots, value heads, value dim, key dim], float32 or bfloat16; a path is rounded to this type after
-            each token, as plain decoding is.
+        states: [slots, value heads, value dim, key dim], float32 or bfloat16.
         slots: int32 [batch]; negative rows are padding and come back as zeros.
         paths: the trees.
+        keep: contiguous [batch * nodes, value heads] each, into which a and b are copied.
+        tile: rows of a state that one program holds.
 
     Returns:
         [batch * nodes, value heads, value dim] in v's dtype.
+    """
+    batch, nodes, width = paths.nodes_of.shape
+    heads, dim = v.shape[1], v.shape[2]
+    _check(k, v, states, batch * nodes)
+    if not q.stride(0) == k.stride(0) == v.stride(0) or a.stride(1) != 1 or b.stride(1) != 1:
+        raise ValueError("q, k and v must be views of one row, and gate projections dense in the heads")
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    tile = min(tile, dim)
+    kept_a, kept_b = (None, None) if keep is None else keep
+    block_verify_kernel[(dim // tile, heads, batch)](
+        q, k, v, a, b, a_log, dt_bias, states, slots, paths.ancestors, out, kept_a, kept_b,
+        q.stride(0), a.stride(0), b.stride(0), states.stride(0),
+        KEY_HEADS=k.shape[1], VALUE_HEADS=heads, KEY_DIM=k.shape[2], VALUE_DIM=dim,
+        NODES=nodes, SLOTS=max(16, triton.next_power_of_2(nodes)), TILE=tile, ROUNDS=width - 1, EPS=L2_EPS,
+        PRECISION="ieee" if v.dtype == torch.float32 else "tf32x3",
+        PARTS=v.dtype == torch.bfloat16 and v.is_cuda, KEEP=keep is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def walk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    paths: TreePaths,
+) -> torch.Tensor:
+    """`verify` leaf by leaf and token by token: bit for bit what plain decoding of each path gives.
+
+    Every leaf's path is computed anew from the committed state, and rounded to the state's type after each token.
+    Slower than `verify`; arguments and result as there.
     """
     batch, nodes, width = paths.nodes_of.shape
     heads, dim = v.shape[1], v.shape[2]
@@ -92,7 +135,7 @@ def commit(
     path: Path,
     nodes: int,
 ) -> None:
-    """Replay every request's accepted path into its slot, in all layers, with the arithmetic of `verify`.
+    """Replay every request's accepted path into its slot, in all layers, with the arithmetic of `walk`.
 
     Args:
         k: [layers, batch * nodes, key heads, key dim]; v: [layers, batch * nodes, value heads, value dim].
@@ -125,6 +168,8 @@ def conv_verify(
     slots: torch.Tensor,
     paths: TreePaths,
     silu: bool = True,
+    out: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal convolution of every node over its own path.
 
@@ -135,18 +180,20 @@ def conv_verify(
         slots: int32 [batch]; negative rows are padding and come back as zeros.
         paths: the trees.
         silu: apply SiLU to the result.
+        out: contiguous [batch * nodes, channels] for the result.
+        keep: the same, into which x is copied; rows of padding are left as they are.
 
     Returns:
         [batch * nodes, channels] in x's dtype.
     """
     batch, nodes, width = paths.nodes_of.shape
     channels, taps = weight.shape
-    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     conv_verify_kernel[(batch * nodes, triton.cdiv(channels, block))](
-        x, weight, bias, states, slots, paths.nodes_of, paths.depths, out,
+        x, weight, bias, states, slots, paths.nodes_of, paths.depths, out, keep,
         x.stride(0), states.stride(0), nodes, channels,
-        TAPS=taps, BLOCK=block, WIDTH=width, BIAS=bias is not None, SILU=silu,
+        TAPS=taps, BLOCK=block, WIDTH=width, BIAS=bias is not None, SILU=silu, KEEP=keep is not None,
     )  # fmt: skip
     return out
 

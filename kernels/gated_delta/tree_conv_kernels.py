@@ -20,6 +20,7 @@ def conv_verify_kernel(
     paths_ptr,
     depths_ptr,
     out_ptr,
+    kept_ptr,
     x_stride,
     slot_stride,
     nodes,
@@ -29,15 +30,21 @@ def conv_verify_kernel(
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     """Convolution of every node; one program a node and block of channels."""
     row = tl.program_id(0)
     request = row // nodes
     slot = tl.load(slots_ptr + request)
-    if slot < 0:
-        return
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
+    target = out_ptr + row.to(tl.int64) * channels + channel
+    if slot < 0:
+        tl.store(target, tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty), mask=inside)
+        return
+    if KEEP:
+        mine = tl.load(x_ptr + row.to(tl.int64) * x_stride + channel, mask=inside, other=0.0)
+        tl.store(kept_ptr + row.to(tl.int64) * channels + channel, mine, mask=inside)
     depth = tl.load(depths_ptr + row)
     history = state_ptr + slot.to(tl.int64) * slot_stride + channel * (TAPS - 1)
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -54,7 +61,6 @@ def conv_verify_kernel(
         total += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
     if SILU:
         total = total / (1.0 + tl.exp(-total))
-    target = out_ptr + row.to(tl.int64) * channels + channel
     tl.store(target, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 

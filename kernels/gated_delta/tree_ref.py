@@ -24,8 +24,12 @@ def verify(
     states: torch.Tensor,
     slots: torch.Tensor,
     paths: TreePaths,
+    keep: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """See `tree.verify`. Node states live only inside this call."""
+    """See `tree.walk`. Node states live only inside this call."""
+    if keep is not None:
+        keep[0].copy_(a)
+        keep[1].copy_(b)
     batch, nodes, _ = paths.nodes_of.shape
     g, beta = ref.gates(a, b, a_log, dt_bias)
     pq, pk = ref.prepare_qk(q, k, v.shape[1])
@@ -81,13 +85,18 @@ def conv_verify(
     slots: torch.Tensor,
     paths: TreePaths,
     silu: bool = True,
+    out: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `tree.conv_verify`."""
+    if keep is not None:
+        keep.copy_(x)
     batch, nodes, _ = paths.nodes_of.shape
     rows = x.reshape(batch, nodes, -1)
     history = states[slots.long().clamp(min=0)]
-    out, _ = conv_ref.causal_conv1d(rows, weight, bias, history, paths.parents(), silu=silu)
-    return (out * (slots >= 0)[:, None, None]).reshape(x.shape)
+    found, _ = conv_ref.causal_conv1d(rows, weight, bias, history, paths.parents(), silu=silu)
+    found = (found * (slots >= 0)[:, None, None]).reshape(x.shape)
+    return found if out is None else out.copy_(found)
 
 
 def conv_commit(x: torch.Tensor, states: torch.Tensor, path: Path, nodes: int) -> None:

@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import pytest
 
+from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
 from specpilot_sglang.kernels.tree_build.heap_kernel import best_first_kernel
+from specpilot_sglang.kernels.tree_build.verify_kernels import accept_kernel, inputs_kernel, move_kernel
 
 HEADS = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "VALUE_DIM": 128, "TILE": 32, "WIDTH": 8, "EPS": 1e-6}
 CONV = {"TAPS": 4, "BLOCK": 256, "WIDTH": 8}
-BUILD = {"BUDGET": 32, "WIDTH": 31, "SLOTS": 32}
-BF16 = dict.fromkeys(("q", "k", "v", "a", "b", "out", "x", "weight"), "*bf16")
+BUILD = {"NODES": 32, "WIDTH": 31, "SLOTS": 32}
+BLOCK = {key: value for key, value in HEADS.items() if key != "WIDTH"} | {
+    "NODES": 32,
+    "SLOTS": 32,
+    "ROUNDS": 7,
+    "PRECISION": "tf32x3",
+    "KEEP": True,
+}
+INPUTS = {"NODES": 32, "SLOTS": 32, "WIDTH": 8, "BATCH": 8}
+NO_PATHS = dict.fromkeys(("nodes_of_ptr", "levels_ptr", "owners_ptr", "ancestors_ptr"))
+BF16 = dict.fromkeys(("q", "k", "v", "a", "b", "out", "x", "weight", "kept", "kept_a", "kept_b"), "*bf16")
 INT64 = dict.fromkeys(
-    ("candidates", "roots", "budgets", "tokens", "parents", "depths", "sizes", "child", "sibling"), "*i64"
+    ("candidates", "roots", "budgets", "tokens", "parents", "depths", "sizes", "child", "sibling", "ancestors"), "*i64"
 )
+INT64 |= dict.fromkeys(("lens", "positions", "chosen", "index", "front", "emitted", "bonus", "new_lens"), "*i64")
+INT64 |= {"mask": "*i8", "accepted": "*i32", "data": "*u64", "stride": "*i64", "slots": "*i64"}
 FP32 = dict.fromkeys(("a_log", "dt_bias", "logprobs", "scores", "state"), "*fp32")
 CASES = [
     (verify_kernel, HEADS, BF16 | FP32),
     (verify_kernel, HEADS, BF16 | FP32 | {"state": "*bf16"}),
     (commit_kernel, HEADS | {"TRACK": True}, BF16 | FP32),
     (commit_kernel, HEADS | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16 | FP32),
-    (conv_verify_kernel, CONV | {"BIAS": False, "SILU": True, "bias_ptr": None}, BF16 | {"state": "*bf16"}),
+    (block_verify_kernel, BLOCK | {"PARTS": True}, BF16 | FP32 | {"ancestors": "*i64"}),
+    (block_verify_kernel, BLOCK | {"PARTS": True, "NODES": 64, "SLOTS": 64}, BF16 | FP32 | {"ancestors": "*i64"}),
+    (conv_verify_kernel, CONV | {"BIAS": False, "SILU": True, "KEEP": True, "bias_ptr": None}, BF16),
     (conv_commit_kernel, CONV | {"TRACK": True}, BF16 | {"state": "*bf16"}),
     (conv_commit_kernel, CONV | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16),
-    (best_first_kernel, BUILD | {"BUDGETS": True}, INT64 | FP32),
-    (best_first_kernel, BUILD | {"BUDGETS": False, "budgets_ptr": None}, INT64 | FP32),
+    (best_first_kernel, BUILD | {"BUDGETS": True, "ROWS": 16, "WIDTH": 16}, INT64 | FP32),
+    (best_first_kernel, BUILD | {"BUDGETS": False, "ROWS": 1, "budgets_ptr": None, "order_ptr": None}, INT64 | FP32),
+    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": True}, INT64),
+    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": False} | NO_PATHS, INT64),
+    (accept_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8}, INT64),
+    (move_kernel, {"NODES": 32, "WIDTH": 8, "TILE": 1024}, INT64 | {"lens": "*i32"}),
 ]
 
 

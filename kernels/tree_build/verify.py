@@ -1,0 +1,102 @@
+"""Launches the kernels around a tree's verify pass: its inputs, the accepted path, and the path's keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+from specpilot_sglang.kernels.tree_build.tree import Trees
+from specpilot_sglang.kernels.tree_build.verify_kernels import accept_kernel, inputs_kernel, move_kernel
+
+_BYTES = 1024
+
+
+def write_inputs(
+    trees: Trees, lengths: torch.Tensor, width: int, mask: torch.Tensor | None, paths: TreePaths | None
+) -> torch.Tensor:
+    """Work out what a verify pass reads of its trees, in one launch.
+
+    Args:
+        trees: at most 64 nodes each.
+        lengths: int [batch], cached tokens before the root.
+        width: most nodes on a path, the root included.
+        mask: bool, flat, room for `tree.full_mask`; only cells between nodes are written, cached tokens are seen by
+            every node and SGLang's kernels do not read their cells. None where nothing reads it.
+        paths: contiguous tensors that are filled as `TreePaths.of` fills them, or None.
+
+    Returns:
+        int64 [batch, nodes], the nodes' positions.
+    """
+    batch, nodes = trees.tokens.shape
+    positions = torch.empty_like(trees.tokens)
+    outs = (None,) * 4 if paths is None else (paths.nodes_of, paths.depths, paths.owners, paths.ancestors)
+    slots = triton.next_power_of_2(nodes)
+    inputs_kernel[(batch,)](
+        trees.parents, trees.depths, lengths, positions, None if mask is None else mask.view(torch.int8), *outs,
+        NODES=nodes, SLOTS=slots, WIDTH=width, BATCH=triton.next_power_of_2(batch),
+        MASK=mask is not None, PATHS=paths is not None, num_warps=1 if slots <= 16 else 4,
+    )  # fmt: skip
+    return positions
+
+
+def mask_cells(nodes: int, batch: int, cached: int) -> int:
+    """Cells of a flat mask over `batch` trees and `cached` tokens in all."""
+    return nodes * (cached + nodes * batch)
+
+
+def accept(
+    trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Walk every tree along the target's tokens, in one launch.
+
+    Args:
+        trees: the drafted trees.
+        chosen: int64 [batch, nodes], the target's token after each node.
+        lengths: int [batch], cached tokens before the root.
+        width: longest path, the root included.
+
+    Returns:
+        (index, front: int64 [batch, width], lens: int32 [batch], emitted: int64 [batch, nodes] with zeros past the
+        path, bonus, new lengths: int64 [batch]); `index` is -1 past the path and `front` a place's own number there.
+    """
+    batch, nodes = trees.tokens.shape
+    index, front = torch.empty(2, batch, width, dtype=torch.int64, device=chosen.device)
+    lens = torch.empty(batch, dtype=torch.int32, device=chosen.device)
+    bonus, new_lens = torch.empty(2, batch, dtype=torch.int64, device=chosen.device)
+    emitted = torch.empty_like(trees.tokens)
+    accept_kernel[(batch,)](
+        trees.tokens, trees.parents, chosen.contiguous(), lengths,
+        index, front, lens, emitted, bonus, new_lens,
+        NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, num_warps=1,
+    )  # fmt: skip
+    return index, front, lens, emitted, bonus, new_lens
+
+
+def move_rows(
+    data: torch.Tensor, strides: torch.Tensor, widest: int, slots: torch.Tensor, index: torch.Tensor, lens: torch.Tensor
+) -> None:
+    """Bring the rows of accepted nodes to the first slots of each request's window, in every buffer.
+
+    Args:
+        data: uint64 [buffers], addresses; strides: int64 [buffers], bytes of a row.
+        widest: bytes of the widest row.
+        slots: int64 [batch, nodes], rows of the window.
+        index: int64 [batch, width], the accepted path; lens: int32 [batch], its length.
+    """
+    batch, nodes = slots.shape
+    move_kernel[(batch, data.numel(), triton.cdiv(widest, _BYTES))](
+        data, strides, slots, index, lens, NODES=nodes, WIDTH=index.shape[1], TILE=_BYTES, num_warps=4
+    )
+
+
+def can_move(pool: Any) -> bool:
+    """Whether `move_rows` may move this SGLang pool's keys and values: plain rows, whose addresses it keeps."""
+    return bool(
+        getattr(pool, "_kv_copy_config", None) is not None
+        and not getattr(pool, "use_native_move_kv_cache", True)
+        and getattr(pool, "native_k_scale_buffer", None) is None
+        and getattr(pool, "k_scale_buffer", None) is None
+    )
