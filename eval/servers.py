@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import subprocess
@@ -68,6 +69,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self.start_s = float("nan")
         self._begun = float("nan")
+        self._paused: list[psutil.Process] = []
 
     @property
     def command(self) -> list[str]:
@@ -99,7 +101,13 @@ class Server:
             self.log.unlink(missing_ok=True)
 
     def start(self) -> None:
-        """Launch unless launched, and wait until `/health_generate` answers; clean up and raise when it does not."""
+        """Launch unless launched, and wait until `/health_generate` answers; clean up and raise when it does not.
+
+        Does nothing to a server that was started.
+        """
+        if self._process is not None and math.isfinite(self.start_s):
+            return
+        self.start_s = float("nan")
         self.launch()
         try:
             self._wait(self._begun + self._start_timeout_s)
@@ -122,6 +130,7 @@ class Server:
     def stop(self) -> None:
         """End the whole process tree: SIGTERM, then SIGKILL after `stop_timeout_s`. Safe to call twice."""
         with uninterrupted():
+            self.resume()  # a stopped process does not hear SIGTERM
             process, self._process = self._process, None
             if process is None:
                 return
@@ -136,6 +145,23 @@ class Server:
             raise SpecPilotError(
                 f"{self.name}: processes {left} did not end", fix=f"kill -9 {' '.join(map(str, left))}"
             )
+
+    def pause(self) -> None:
+        """Stop all processes but the launcher, so that an idle server's polling takes no CPU; see `resume`.
+
+        The launcher goes on: it must hear that the process that started it has died, and then ends the others.
+        """
+        self._paused = [p for p in self.processes() if p.pid != self.pid]
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Let a paused server go on; does nothing to one that is not paused."""
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self._paused = []
 
     def processes(self) -> list[psutil.Process]:
         """Return all live processes of the server."""

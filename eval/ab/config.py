@@ -73,7 +73,12 @@ class RuleSettings(_Strict):
 
 
 class Settings(_Strict):
-    """An A/B (or, with the incumbent alone, an A/A)."""
+    """An A/B (or, with the incumbent alone, an A/A).
+
+    With `together` both servers of a block are up at the same time, for hosts that have room for both. Single requests
+    then go to them in turns, so that a host whose speed changes every few seconds is the same to both; a load of more
+    at a time goes to one after the other, while the other one is stopped.
+    """
 
     model: str
     draft: str | None = None
@@ -83,6 +88,7 @@ class Settings(_Strict):
     load: LoadSettings = LoadSettings()
     rule: RuleSettings = RuleSettings()
     seed: int = 0
+    together: bool = False
 
     def arm(self, settings: ArmSettings) -> Arm:
         """Return the arm that `settings` describe for this model and drafter."""

@@ -45,7 +45,8 @@ class Setup:
     def experiment(self, incumbent: Arm, candidate: Arm, blocks: int) -> Experiment:
         """Return the experiment between two arms; `blocks` is how many may be asked for."""
         pool = self.settings.pool()
-        about = {"host": host_class(), "regime": regime(self.workload(pool, 0, blocks)), **dict(self.about)}
+        asked = regime(self.workload(pool, 0, blocks), self.settings.together)
+        about = {"host": host_class(), "regime": asked, **dict(self.about)}
         made = Experiment(
             incumbent,
             candidate,
@@ -55,6 +56,7 @@ class Setup:
             about=about,
             after=self.after,
             lock=self.lock,
+            together=self.settings.together,
         )
         return replace(made, watch=self.watch) if self.watch else made
 

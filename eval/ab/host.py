@@ -25,12 +25,13 @@ def host_class() -> str:
     return f"{provenance.cpu_name()}, {provenance.usable_cores()} cores"
 
 
-def regime(workload: Workload) -> str:
-    """Return in words what a workload asks of a server; noise is kept apart by it."""
+def regime(workload: Workload, together: bool = False) -> str:
+    """Return in words what a workload asks of a server and how; noise is kept apart by it."""
     end = "end token ignored" if workload.ignore_eos else "end token honoured"
     heat = "greedy" if workload.temperature == 0 else f"temperature {workload.temperature:g}"
     count, tokens = len(workload.items), workload.max_new_tokens
-    return f"{count} requests x {tokens} tokens, {workload.concurrency} at a time, {heat}, {end}"
+    how = ", both servers up" if together else ""
+    return f"{count} requests x {tokens} tokens, {workload.concurrency} at a time, {heat}, {end}{how}"
 
 
 def noise_file(host: str, folder: Path | None = None) -> Path:

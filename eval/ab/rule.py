@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +22,7 @@ from specpilot_sglang.eval.ab.bounds import lower_t, mean_and_error, upper_t
 #: The whole procedure's false-accept rate.
 ALPHA = 0.05
 MIN_LOOK = 8
+_CONFIRM_LOOK, _CONFIRM_ALPHA = 4, 0.005
 
 
 class Action(StrEnum):
@@ -43,25 +44,36 @@ class Rule:
         alphas: error probability spent at each look.
         futility_from: from this many blocks on a hopeless candidate is rejected early; 0 never.
         futility_alpha: one-sided error probability of that upper bound.
+        fewest: blocks before which there is no look.
     """
 
     min_gain: float = 0.01
     noise_factor: float = 2.0
     looks: tuple[int, ...] = (8, 12)
     alphas: tuple[float, ...] = (0.015, 0.035)
-    futility_from: int = 4
+    futility_from: int = 3
     futility_alpha: float = 0.005
+    fewest: int = MIN_LOOK
 
     def __post_init__(self) -> None:
         looks, alphas = self.looks, self.alphas
         if not looks or len(looks) != len(alphas) or list(looks) != sorted(set(looks)):
             raise SpecPilotError("looks must rise and have one alpha each", where="rule.looks", fix="give both")
-        if looks[0] < MIN_LOOK:
-            raise SpecPilotError(f"a look before {MIN_LOOK} blocks", where="rule.looks", fix="look later")
+        if looks[0] < self.fewest:
+            raise SpecPilotError(f"a look before {self.fewest} blocks", where="rule.looks", fix="look later")
         if min(alphas) <= 0 or sum(alphas) > ALPHA + 1e-12:
             raise SpecPilotError(f"the alphas must sum to at most {ALPHA}", where="rule.alphas", fix="spend less")
         if self.min_gain < 0 or self.noise_factor < 0:
             raise SpecPilotError("min_gain and noise_factor must not be negative", where="rule", fix="correct them")
+
+    def confirming(self) -> Rule:
+        """Return the rule for a gain that was selected by this one: a further, strict look at half the blocks.
+
+        Large gains need no eight blocks a second time; small ones get the same number as before.
+        """
+        early, share = min(_CONFIRM_LOOK, self.looks[0] - 1), 1 - _CONFIRM_ALPHA / ALPHA
+        alphas = (_CONFIRM_ALPHA, *(alpha * share for alpha in self.alphas))
+        return replace(self, looks=(early, *self.looks), alphas=alphas, fewest=early)
 
     @property
     def max_blocks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -19,8 +20,8 @@ from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
 from specpilot_sglang.eval.arms import Arm
-from specpilot_sglang.eval.load.results import LoadResult
-from specpilot_sglang.eval.load.run import Workload, run_load
+from specpilot_sglang.eval.load.results import LoadResult, load_result
+from specpilot_sglang.eval.load.run import Workload, run_load, run_pair
 from specpilot_sglang.eval.servers import Server
 
 ATTEMPTS = 2
@@ -35,6 +36,8 @@ After = Callable[[Server, Arm, int, Path], Mapping[str, Any]]
 Launch = Callable[[Arm, Path], Server]
 #: (server, workload, folder) -> what was measured.
 Load = Callable[[Server, Workload, Path], LoadResult]
+#: (servers, workload, a folder each, hears whose turn it is to be looked at) -> what was measured of each.
+Pair = Callable[..., list[LoadResult]]
 
 
 def launch_here(arm: Arm, log: Path) -> Server:
@@ -62,6 +65,9 @@ class Experiment:
         watch: called with an event's name and facts.
         launch: makes an arm's server that logs to a file, not started yet.
         load: sends a workload to a started server and leaves `load.json` in the folder.
+        together: both servers of a block are up at the same time, for hosts that have room for both: single requests
+            go to them in turns; a load of more at a time goes to one after the other while the other one is stopped.
+        pair: sends a workload to two started servers in turns.
     """
 
     incumbent: Arm
@@ -75,6 +81,8 @@ class Experiment:
     watch: Callable[..., None] = _quiet
     launch: Launch = launch_here
     load: Load = run_load
+    together: bool = False
+    pair: Pair = run_pair
 
     def __post_init__(self) -> None:
         if self.incumbent.name == self.candidate.name:
@@ -179,33 +187,82 @@ def _candidate_failed(failure: Mapping[str, Any], root: Path) -> CandidateFailed
 
 
 def _attempt(experiment: Experiment, index: int, attempt: int) -> Iterator[str | Block]:
-    """Yield each arm's name before it starts, and the block at the end."""
+    """Yield an arm's name before what is done for it, and the block at the end."""
     workload, began = experiment.prompts(index), time.time()
     arms = {arm.name: arm for arm in (experiment.incumbent, experiment.candidate)}
+    names = order(index, experiment.incumbent.name, experiment.candidate.name, experiment.seed)
     runs: dict[str, ArmRun] = {}
-    for position, name in enumerate(
-        order(index, experiment.incumbent.name, experiment.candidate.name, experiment.seed)
-    ):
-        yield name
-        experiment.watch("arm", block=index, arm=name, attempt=attempt)
-        runs[name] = _run_arm(experiment, arms[name], workload, index, attempt, position)
+    with contextlib.ExitStack() as opened:
+        servers: dict[str, Server] = {}
+        if experiment.together:
+            for name in names:
+                servers[name] = _server(experiment, arms[name], index, attempt)
+                opened.callback(servers[name].stop)
+                servers[name].launch()
+            for name in names:
+                yield name
+                servers[name].start()
+        in_turns = experiment.together and workload.concurrency == 1
+        for server in servers.values():
+            if not in_turns:
+                server.pause()
+        if in_turns:
+            yield from _send_in_turns(experiment, servers, workload, index, attempt)
+        for position, name in enumerate(names):
+            yield name
+            experiment.watch("arm", block=index, arm=name, attempt=attempt)
+            if experiment.together:
+                servers[name].resume()
+            with servers.get(name) or _server(experiment, arms[name], index, attempt) as server:
+                runs[name] = _run_arm(experiment, arms[name], server, workload, index, attempt, position, in_turns)
     items = tuple(item.id for item in workload.items)
     yield Block(index, runs, items, prompts_hash(workload), attempt, began, time.time(), experiment.root)
 
 
-def _run_arm(experiment: Experiment, arm: Arm, workload: Workload, index: int, attempt: int, position: int) -> ArmRun:
-    name = _folder(index, attempt, arm.name)
-    folder = experiment.root / name
+def _server(experiment: Experiment, arm: Arm, index: int, attempt: int) -> Server:
+    """Return the arm's server, not started, and an empty folder for what it leaves."""
+    folder = experiment.root / _folder(index, attempt, arm.name)
     shutil.rmtree(folder, ignore_errors=True)  # what a killed attempt left
     folder.mkdir(parents=True)
-    with experiment.launch(arm, folder / "server.log") as server:
-        begin = time.monotonic()
+    return experiment.launch(arm, folder / "server.log")
+
+
+def _send_in_turns(
+    experiment: Experiment, servers: Mapping[str, Server], workload: Workload, index: int, attempt: int
+) -> Iterator[str]:
+    """Send the load to both servers; yield the arm's name that an error now would be about."""
+    looked_at: list[str] = []
+    folders = [experiment.root / _folder(index, attempt, name) for name in servers]
+    try:
+        experiment.pair(list(servers.values()), workload, folders, watch=lambda server: looked_at.append(server.name))
+    except (SpecPilotError, OSError):
+        if looked_at:
+            yield looked_at[-1]
+        raise
+
+
+def _run_arm(
+    experiment: Experiment,
+    arm: Arm,
+    server: Server,
+    workload: Workload,
+    index: int,
+    attempt: int,
+    position: int,
+    sent: bool,
+) -> ArmRun:
+    name = _folder(index, attempt, arm.name)
+    folder = experiment.root / name
+    begin = time.monotonic()
+    if not sent:
         experiment.load(server, workload, folder)
-        outside_s = time.monotonic() - begin
-        extra = dict(experiment.after(server, arm, index, folder)) if experiment.after else {}
-        command, start_s = tuple(server.command), server.start_s
+    outside_s = time.monotonic() - begin
+    extra = dict(experiment.after(server, arm, index, folder)) if experiment.after else {}
     file = folder / "load.json"
-    return ArmRun(arm.name, position, command, start_s, outside_s, f"{name}/load.json", sha256_of(file), extra)
+    if sent:
+        outside_s = float(load_result(file).environment["outside_s"])
+    command = tuple(server.command)
+    return ArmRun(arm.name, position, command, server.start_s, outside_s, f"{name}/load.json", sha256_of(file), extra)
 
 
 def prompts_hash(workload: Workload) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -56,8 +57,12 @@ class OutsideClock:
         return [f"the client claims {claimed_s:.2f} s for a run that took {seen}"]
 
 
-def run_client(command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float) -> OutsideClock:
+def run_client(
+    command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float, passed: Sequence[int] = ()
+) -> OutsideClock:
     """Run the client to its end, its output into `log`; end all of its processes whatever happens.
+
+    The file descriptors in `passed` become the client's own.
 
     Raises:
         SpecPilotError: it failed or took longer than `timeout_s`, with its last line.
@@ -72,8 +77,11 @@ def run_client(command: Sequence[str], env: Mapping[str, str], log: Path, timeou
         env=dict(env),
         cwd=log.parent,
         start_new_session=True,
+        pass_fds=passed,
         preexec_fn=die_with_parent,
     )
+    for descriptor in passed:
+        os.close(descriptor)
     assert process.stdout is not None
     reader = threading.Thread(target=_read, args=(process.stdout, log, marks), daemon=True)
     reader.start()

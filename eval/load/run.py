@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specpilot_sglang.eval import provenance
 from specpilot_sglang.eval.client import Client
-from specpilot_sglang.eval.load import command, output
+from specpilot_sglang.eval.load import command, output, turns
 from specpilot_sglang.eval.load.client_source import client_problems
 from specpilot_sglang.eval.load.gpu import GpuWatch
 from specpilot_sglang.eval.load.guards import RunRefusedError, hits_grown
@@ -23,7 +24,7 @@ from specpilot_sglang.eval.prompts import encode, load_tokenizer
 from specpilot_sglang.eval.recording import greedy
 from specpilot_sglang.eval.servers import Server
 
-__all__ = ["RunRefusedError", "Workload", "draw", "run_load"]
+__all__ = ["RunRefusedError", "Workload", "draw", "run_load", "run_pair"]
 
 _WARM_UP_TOKENS = 32
 
@@ -45,27 +46,60 @@ def run_load(
         RunRefusedError: a recorded run found a reason; what was measured is kept as `refused.json`.
         SpecPilotError: the client failed, or the server went away.
     """
-    workload.check()
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(server.client.model_info()["tokenizer_path"])
-    hashes, changed = client_problems()
-    _refuse("before", [*changed, *observe(server).problems], recorded, server.name)
-    measured = _measure(server, workload, out, timeout_s)
-    seen = output.read_output(out / "client.jsonl", workload)
-    counts = [len(tokenizer(s.text, add_special_tokens=False)["input_ids"]) for s in seen.samples]
-    sent = [p.ids for p in encode(workload.items, tokenizer, thinking=workload.thinking)]
-    problems = [
-        *dict.fromkeys([*changed, *client_problems()[1], *measured.before.problems, *measured.after.problems]),
-        *measured.clock.problems(seen.duration_s, sum(len(s.itl_s) + 1 for s in seen.samples)),
-        *output.sample_problems(seen, workload),
-        *output.prompt_problems(seen, sent),
-        *output.token_problems(seen, counts),
-    ]
-    about = {"refused": problems, "text_tokens": counts, "cached_tokens": list(seen.cached_tokens)}
-    result = _result(seen, measured, {**_about(server, workload, measured, hashes), **about}, workload)
-    result.save(out / ("refused.json" if recorded and problems else "load.json"))
-    _refuse("after", problems, recorded, server.name)
-    return result
+    begun = _begin(server, workload, out, recorded)
+    with GpuWatch() as gpus:
+        clock = run_client(begun.line, command.client_environment(), out / "client.log", timeout_s)
+    return _finish(begun, clock, gpus.summary())
+
+
+def run_pair(
+    servers: Sequence[Server],
+    workload: Workload,
+    outs: Sequence[Path],
+    *,
+    recorded: bool = True,
+    timeout_s: float = 3600.0,
+    watch: Callable[[Server], None] = lambda server: None,
+) -> list[LoadResult]:
+    """Send `workload` to two servers in turns, request by request; otherwise as `run_load`.
+
+    Args:
+        servers: both, started.
+        workload: one request at a time.
+        outs: a folder each.
+        recorded: as in `run_load`.
+        timeout_s: how long the clients may take.
+        watch: hears of the server that is looked at next, so that a refusal can be told whose it is.
+    """
+    begun = []
+    for server, out in zip(servers, outs, strict=True):
+        watch(server)
+        begun.append(_begin(server, workload, out, recorded))
+    clients = [turns.Client(b.server.name, list(b.line), b.out) for b in begun]
+    with GpuWatch() as gpus:
+        clocks = turns.run_in_turns(clients, workload, timeout_s, lambda index: watch(servers[index]))
+    results = []
+    for started, clock in zip(begun, clocks, strict=True):
+        watch(started.server)
+        results.append(_finish(started, clock, gpus.summary(), in_turns=True))
+    return results
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A load whose client was not run yet."""
+
+    server: Server
+    workload: Workload
+    out: Path
+    recorded: bool
+    tokenizer: Any
+    hashes: dict[str, str]
+    changed: list[str]
+    before: Observation
+    load: float
+    line: tuple[str, ...]
+    outside_s: float
 
 
 @dataclass(frozen=True)
@@ -80,17 +114,48 @@ class _Measured:
     line: tuple[str, ...]
 
 
-def _measure(server: Server, workload: Workload, out: Path, timeout_s: float) -> _Measured:
+def _begin(server: Server, workload: Workload, out: Path, recorded: bool) -> _Begun:
+    workload.check()
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    tokenizer = load_tokenizer(server.client.model_info()["tokenizer_path"])
+    hashes, changed = client_problems()
+    _refuse("before", [*changed, *observe(server).problems], recorded, server.name)
     for name in ("client.jsonl", "load.json", "refused.json"):
         (out / name).unlink(missing_ok=True)  # the client appends; an older result must not pass for this one
     warm_up(server.client, workload.concurrency)
     command.write_dataset(workload, out / "dataset.jsonl")
     before, load = observe(server), provenance.load_average()
     line = _command(before.info, server.url, workload, out)
-    with GpuWatch() as gpus:
-        clock = run_client(line, command.client_environment(), out / "client.log", timeout_s)
-    loads = (load, provenance.load_average())
-    return _Measured(before, observe(server), clock, gpus.summary(), loads, line)
+    outside_s = time.monotonic() - began
+    return _Begun(server, workload, out, recorded, tokenizer, hashes, changed, before, load, line, outside_s)
+
+
+def _finish(begun: _Begun, clock: OutsideClock, gpu: dict[str, Any], *, in_turns: bool = False) -> LoadResult:
+    server, workload, out, began = begun.server, begun.workload, begun.out, time.monotonic()
+    loads = (begun.load, provenance.load_average())
+    measured = _Measured(begun.before, observe(server), clock, gpu, loads, begun.line)
+    seen = output.read_output(out / "client.jsonl", workload)
+    counts = [len(begun.tokenizer(s.text, add_special_tokens=False)["input_ids"]) for s in seen.samples]
+    sent = [p.ids for p in encode(workload.items, begun.tokenizer, thinking=workload.thinking)]
+    problems = [
+        *dict.fromkeys([*begun.changed, *client_problems()[1], *measured.before.problems, *measured.after.problems]),
+        *clock.problems(seen.duration_s, sum(len(s.itl_s) + 1 for s in seen.samples)),
+        *output.sample_problems(seen, workload),
+        *output.prompt_problems(seen, sent),
+        *output.token_problems(seen, counts),
+    ]
+    about = {"refused": problems, "text_tokens": counts, "cached_tokens": list(seen.cached_tokens)}
+    if in_turns:
+        about |= {"in_turns": True, "client_duration_s": seen.duration_s}
+        seen = replace(seen, duration_s=sum(sample.latency_s for sample in seen.samples))
+    environment = {**_about(server, workload, measured, begun.hashes), **about}
+    # Everything but the client's life: a pair's clients live at the same time, so no clock around both can tell.
+    environment["outside_s"] = begun.outside_s + time.monotonic() - began + clock.wall_s
+    result = _result(seen, measured, environment, workload)
+    result.save(out / ("refused.json" if begun.recorded and problems else "load.json"))
+    _refuse("after", problems, begun.recorded, server.name)
+    return result
 
 
 def warm_up(client: Client, concurrency: int) -> None:

@@ -50,6 +50,7 @@ class LoopSettings(_Strict):
         noise: JSON report of an A/A; the stored one of this host class when unset.
         host_lock: file that is locked for each block.
         canary: slow-down of a fixed piece of work from which on a host is not used; None does not look.
+        together: whether both servers of a block are up at the same time and asked in turns; see `eval.ab.run`.
         jail_servers: whether servers under test run in a jail of their own.
         infra_retries: infrastructure failures of one job before it is given up.
         wall_s: time after which no new round begins.
@@ -74,6 +75,7 @@ class LoopSettings(_Strict):
     noise: str | None = None
     host_lock: str | None = None
     canary: Annotated[float, Field(gt=1)] | None = 1.5
+    together: bool = False
     jail_servers: bool = True
     infra_retries: Positive = 3
     wall_s: Annotated[float, Field(gt=0)] | None = None

@@ -89,6 +89,7 @@ def make_trial(settings: LoopSettings, incumbent: Path, candidate: Path, folder:
         seed=settings.seed,
         lock=Path(settings.host_lock) if settings.host_lock else None,
         launch=launch,
+        together=settings.together,
     )
 
 
@@ -107,16 +108,17 @@ def _figures(evidence: Evidence) -> dict[str, Any]:
     if evidence.noise is None:
         return figures
     names = evidence.incumbent, evidence.candidate
-    for key, blocks in (("log_gain", evidence.selection), ("confirmed", evidence.confirmation)):
+    parts = (("log_gain", evidence.selection, evidence.rule), ("confirmed", evidence.confirmation, evidence.confirming))
+    for key, blocks, rule in parts:
         if blocks:
-            decision = judge_speed(blocks, *names, evidence.noise, evidence.rule).decision
+            decision = judge_speed(blocks, *names, evidence.noise, rule).decision
             figures |= {key: _finite(decision.mean), "lower": _finite(decision.lower)}
     return figures
 
 
 def _noise(settings: LoopSettings, workload: Workload) -> Noise:
     if settings.noise is None:
-        return stored_noise(host_class(), regime(workload))
+        return stored_noise(host_class(), regime(workload, settings.together))
     path = Path(settings.noise)
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -57,6 +57,11 @@ class Evidence:
     dtype: str = "bfloat16"
 
     @property
+    def confirming(self) -> Rule:
+        """The rule for the sealed prompts."""
+        return self.rule.confirming()
+
+    @property
     def incumbent(self) -> str:
         """Name of the incumbent's arm."""
         return self.frozen.incumbent.name

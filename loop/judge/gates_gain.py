@@ -6,27 +6,27 @@ from collections.abc import Sequence
 
 from specpilot_sglang.eval.ab.block import Block
 from specpilot_sglang.eval.ab.measure import Trial, judge_speed
-from specpilot_sglang.eval.ab.rule import Action, percent
+from specpilot_sglang.eval.ab.rule import Action, Rule, percent
 from specpilot_sglang.loop.judge.evidence import Evidence
 from specpilot_sglang.loop.judge.verdict import GateResult, Status, failed, passed
 
 
 def selection_gate(evidence: Evidence) -> list[GateResult]:
     """The blocks on public prompts accept by the rule."""
-    return _gate("selection", evidence, evidence.selection, Status.NO_GAIN)
+    return _gate("selection", evidence, evidence.selection, evidence.rule, Status.NO_GAIN)
 
 
 def confirmation_gate(evidence: Evidence) -> list[GateResult]:
-    """Fresh blocks on sealed prompts accept by the same rule; the blocks that selected are never used again."""
+    """Fresh blocks on sealed prompts accept, with one look more; the blocks that selected are never used again."""
     if not evidence.confirmation:
         return [failed("confirmation", Status.INCOMPLETE, ["the gain was not confirmed on sealed prompts yet"])]
-    return _gate("confirmation", evidence, evidence.confirmation, Status.NOT_CONFIRMED)
+    return _gate("confirmation", evidence, evidence.confirmation, evidence.confirming, Status.NOT_CONFIRMED)
 
 
-def _gate(name: str, evidence: Evidence, blocks: Sequence[Block], status: Status) -> list[GateResult]:
+def _gate(name: str, evidence: Evidence, blocks: Sequence[Block], rule: Rule, status: Status) -> list[GateResult]:
     if evidence.noise is None:
         return [failed(name, Status.INCOMPLETE, ["the host's noise is unknown: no A/A"])]
-    trial = judge_speed(blocks, evidence.incumbent, evidence.candidate, evidence.noise, evidence.rule)
+    trial = judge_speed(blocks, evidence.incumbent, evidence.candidate, evidence.noise, rule)
     return [_speed(name, trial, status), *_tail(name, trial)]
 
 

@@ -54,6 +54,7 @@ class Trial:
         watch: hears of events.
         launch: makes a server.
         load: sends a workload.
+        together: both servers of a block are up at the same time; see `Experiment`.
     """
 
     incumbent: Arm
@@ -71,6 +72,7 @@ class Trial:
     watch: Callable[..., None] = _quiet
     launch: Launch = launch_here
     load: Load = run_load
+    together: bool = False
 
 
 def try_candidate(trial: Trial) -> Verdict:
@@ -129,7 +131,7 @@ def _confirm(trial: Trial, frozen: Frozen) -> None:
     confirmation = _experiment(
         trial, "confirmation", lambda index: replace(trial.workload, items=fresh.block(index)), after
     )
-    first = run_trial(confirmation, trial.noise, trial.rule).blocks[0]
+    first = run_trial(confirmation, trial.noise, trial.rule.confirming()).blocks[0]
     with host_lock(trial.lock):
         check.score([trial.incumbent.name, trial.candidate.name], first, fresh.block(0), plain)
 
@@ -151,4 +153,5 @@ def _experiment(trial: Trial, name: str, prompts: Any, after: Any) -> Experiment
         watch=trial.watch,
         launch=trial.launch,
         load=trial.load,
+        together=trial.together,
     )

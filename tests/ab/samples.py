@@ -12,7 +12,7 @@ from specpilot_sglang.eval.load.results import LoadResult, Sample
 def load(ids, tok_s: float, *, tokens: int = 50, gap: float = 0.01, **changes) -> LoadResult:
     """A load whose requests each took `tokens / tok_s` seconds."""
     samples = tuple(Sample(i, "toy", 10, tokens, "text", 0.05, (gap,) * (tokens - 1), 0.5) for i in ids)
-    values = {"environment": {}, "attestation_before": None, "attestation_after": None, **changes}
+    values = {"environment": {"outside_s": 3.0}, "attestation_before": None, "attestation_after": None, **changes}
     return LoadResult(samples, len(ids) * tokens / tok_s, 1, None, None, {}, {}, **values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from samples import block, load
@@ -44,6 +45,23 @@ class FakeServer:
         pass
 
 
+class WatchedServer(FakeServer):
+    """Writes down what is done to it; `broken` does not start."""
+
+    events: ClassVar[list[tuple[str, str]]] = []
+    broken = ""
+
+    def __getattr__(self, name: str):
+        def note() -> None:
+            if (name, self.name) == ("start", self.broken):
+                raise SpecPilotError("did not start")
+            self.events.append((name, self.name))
+
+        if name not in ("launch", "start", "pause", "resume", "stop"):
+            raise AttributeError(name)
+        return note
+
+
 class Lab:
     """An experiment on fake servers; `fail` maps the number of a load to what it raises."""
 
@@ -67,7 +85,7 @@ class Lab:
             return Workload(tuple(Item(f"toy/{index}-{n}", "toy", f"{index} {n}") for n in range(3)), 8, 1)
 
         values = {"launch": FakeServer, "load": self.send, "seed": 4, **changes}
-        return Experiment(STOCK, CANDIDATE, prompts, self.root, **values)
+        return Experiment(STOCK, CANDIDATE, values.pop("prompts", prompts), self.root, **values)
 
 
 @pytest.fixture
@@ -227,7 +245,7 @@ def test_trial_stops_at_its_decision(lab):
     assert (trial.accepted, trial.decision.blocks, lab.loads) == (True, 8, 16)
     slower = Lab(lab.root.parent / "slower", (100.0, 90.0))
     trial = run_trial(slower.experiment(), noise, Rule())
-    assert (trial.accepted, trial.decision.blocks) == (False, 4)
+    assert (trial.accepted, trial.decision.blocks) == (False, 3)
     assert trial.decision.action is Action.REJECT
 
 
@@ -242,3 +260,56 @@ def test_noise_and_reversed_roles_come_from_the_same_blocks(tmp_path):
 def test_block_round_trip(tmp_path):
     one = block(tmp_path, 0, {"a": 100.0, "b": 90.0})
     assert Block.from_json(json.loads(json.dumps(one.to_json())), tmp_path) == one
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_servers_that_are_up_together_are_asked_in_turns_or_stopped_while_the_other_one_is_measured(
+    tmp_path, monkeypatch, concurrency
+):
+    monkeypatch.setattr(WatchedServer, "events", events := [])
+    lab = Lab(tmp_path)
+    send = lab.send
+
+    def measured(server, workload, folder):
+        events.append(("load", server.name))
+        return send(server, workload, folder)
+
+    def in_turns(servers, workload, folders, watch):
+        events.append(("pair", servers[0].name))
+        for server, folder in zip(servers, folders, strict=True):
+            send(server, workload, folder)
+
+    def prompts(index):
+        return Workload(tuple(Item(f"toy/{index}-{n}", "toy", f"{index} {n}") for n in range(3)), 8, concurrency)
+
+    asked = {"launch": WatchedServer, "load": measured, "pair": in_turns, "prompts": prompts, "together": True}
+    run_blocks(lab.experiment(**asked), 1)
+    up, rest = events[:4], events[4:]
+    first, second = (name for what, name in up[:2])
+    assert up == [("launch", first), ("launch", second), ("start", first), ("start", second)]
+    if concurrency == 1:
+        assert rest[0] == ("pair", first)
+        assert "load" not in dict(rest)
+    else:
+        turns = [("resume", first), ("load", first), ("resume", second), ("load", second)]
+        assert rest[:6] == [("pause", first), ("pause", second), *turns]
+
+
+def test_an_arm_whose_turn_fails_is_the_one_that_is_blamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(WatchedServer, "events", [])
+
+    def in_turns(servers, workload, folders, watch):
+        watch(next(server for server in servers if server.name == "candidate"))
+        raise SpecPilotError("the benchmark client ended in its turn")
+
+    asked = {"launch": WatchedServer, "pair": in_turns, "together": True}
+    with pytest.raises(CandidateFailedError):
+        run_blocks(Lab(tmp_path).experiment(**asked), 1)
+
+
+def test_an_arm_that_does_not_load_beside_the_other_one_is_the_one_that_is_blamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(WatchedServer, "events", events := [])
+    monkeypatch.setattr(WatchedServer, "broken", "candidate")
+    with pytest.raises(CandidateFailedError):
+        run_blocks(Lab(tmp_path).experiment(launch=WatchedServer, together=True), 1)
+    assert {name for what, name in events if what == "stop"} == {"stock", "candidate"}

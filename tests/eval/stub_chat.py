@@ -36,8 +36,10 @@ class StubChat:
         self._tokenizer = tokenizer_of(tokenizer)
         self.name, self.start_s, self.log, self.command = "stub", 0.1, tmp / "server.log", ["stub"]
         self.env: dict[str, str] = {}
+        tmp.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
         self.requests: list[dict[str, Any]] = []
+        self.times: list[float] = []
         self.flushes = 0
         self.verify_calls = 0
         stub = self
@@ -99,6 +101,7 @@ class StubChat:
         if path == "/generate":
             return reply(handler, {"text": "", "output_ids": [5], "meta_info": {"finish_reason": {"type": "length"}}})
         self.requests.append(body)
+        self.times.append(time.monotonic())
         return self.chat(handler, body)
 
     def chat(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ import pytest
 from stub_chat import WORDS, StubChat, tokenizer_of
 
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.eval.load import run
+from specpilot_sglang.eval.load import run, turns
 from specpilot_sglang.eval.load.process import OutsideClock
 from specpilot_sglang.eval.load.results import load_result
-from specpilot_sglang.eval.load.run import RunRefusedError, Workload, draw, run_load
+from specpilot_sglang.eval.load.run import RunRefusedError, Workload, draw, run_load, run_pair
 from specpilot_sglang.eval.prompts import encode
 from specpilot_sglang.eval.suites import Item
 
@@ -71,6 +71,32 @@ def test_real_client_sends_our_prompts_once_in_order_and_keeps_each_answer(stub,
     assert stub.flushes == 2  # after our warm-up, and by the client
     assert load_result(tmp_path / "out" / "load.json") == result
     assert "hush" not in (tmp_path / "out" / "load.json").read_text()
+
+
+def test_real_clients_of_two_servers_ask_in_turns_and_only_the_time_of_their_own_requests_counts(smollm2, tmp_path):
+    with StubChat(smollm2, tmp_path / "a") as one, StubChat(smollm2, tmp_path / "b") as two:
+        one.name, two.name = "one", "two"
+        heard: list[str] = []
+        outs = [tmp_path / "out-a", tmp_path / "out-b"]
+        workload = Workload(ITEMS, 10, 1)
+        results = run_pair([one, two], workload, outs, timeout_s=300, watch=lambda server: heard.append(server.name))
+        sent = [*((at, "one") for at in one.times), *((at, "two") for at in two.times)]
+    abba = ["one", "two", "two", "one"] * 3
+    assert [name for _, name in sorted(sent)] == abba
+    assert heard == ["one", "two", *abba, "one", "two"]
+    for result in results:
+        assert result.duration_s == pytest.approx(sum(s.latency_s for s in result.samples))
+        assert result.duration_s < 0.75 * result.environment["client_duration_s"]
+        assert result.output_tok_s == pytest.approx(60 / result.duration_s)
+
+
+def test_a_client_that_dies_in_turns_is_an_error_that_names_its_server(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "_MODULE", "specpilot_sglang.eval.load.no_such_module")
+    with StubChat(smollm2, tmp_path / "a") as one, StubChat(smollm2, tmp_path / "b") as two:
+        with pytest.raises(SpecPilotError, match=r"ended in its turn|ended with exit code 1"):
+            run_pair([one, two], Workload(ITEMS, 10, 1), [tmp_path / "x", tmp_path / "y"], timeout_s=60)
+        with pytest.raises(SpecPilotError, match="one request at a time"):
+            run_pair([one, two], Workload(ITEMS, 10, 2), [tmp_path / "x", tmp_path / "y"])
 
 
 @pytest.mark.parametrize(
