@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specpilot_sglang.eval.ab import measure, rule
-from specpilot_sglang.eval.load import client_source, process
+from specpilot_sglang.eval.load import client_source, process, turns
 from specpilot_sglang.eval.load import run as load_run
 
 #: Modules of the package that are pinned, as patterns.
@@ -64,6 +64,8 @@ def replaced_in_memory() -> list[str]:
         "eval.ab.rule.decide": (rule, "decide"),
         "eval.ab.measure.judge_speed": (measure, "judge_speed"),
         "eval.load.run.run_load": (load_run, "run_load"),
+        "eval.load.run.run_pair": (load_run, "run_pair"),
+        "eval.load.turns.run_in_turns": (turns, "run_in_turns"),
         "eval.load.process.run_client": (process, "run_client"),
     }
     for name, (module, attribute) in deciding.items():
