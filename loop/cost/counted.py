@@ -63,6 +63,11 @@ def difference(after: Counts, before: Counts) -> dict[str, int]:
     return dict(grown)
 
 
+def total(first: Counts, second: Counts) -> dict[str, int]:
+    """Return the sum of two sets of counters."""
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
+
+
 def _places(hits: Counts, phase: str) -> list[str]:
     start = f"{PREFIX}.{phase}."
     return [

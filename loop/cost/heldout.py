@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.loop.cost.plan import Case, Observation
+from specpilot_sglang.loop.cost.plan import Case, Observation, accept_length, speed_of, tokens_of
 from specpilot_sglang.loop.cost.simulate import loads_of
 from specpilot_sglang.loop.cost.table import CostTable
 
@@ -60,29 +61,31 @@ class Compared:
 
 
 def compare(table: CostTable, observations: Sequence[Observation], *, held_out: bool = True) -> list[Compared]:
-    """Predict every held-out load (or, for the fit's own error, every fitted one) and compare."""
-    return [_one(table, o, observations) for o in observations if o.case.held_out == held_out]
+    """Predict every held-out load (or, for the fit's own error, every fitted one) and compare; rounds are one."""
+    cases = dict.fromkeys(o.case for o in observations if o.case.held_out == held_out)
+    return [_one(table, case, observations) for case in cases]
 
 
-def _one(table: CostTable, o: Observation, all_of_them: Sequence[Observation]) -> Compared:
-    loads, tokens = loads_of(table), sum(r.output for r in o.requests)
-    plain_s = loads.plain_s(o.requests, o.case.concurrency)
-    if not o.case.block:
-        return Compared(o.case, o.tok_s, tokens / plain_s, None, None, None, o.accept_length, None)
+def _one(table: CostTable, case: Case, all_of_them: Sequence[Observation]) -> Compared:
+    loads, rounds = loads_of(table), [o for o in all_of_them if o.case == case]
+    tokens, measured = tokens_of(rounds), speed_of(rounds)
+    plain_s = sum(loads.plain_s(o.requests, case.concurrency) for o in rounds)
+    if not case.block:
+        return Compared(case, measured, tokens / plain_s, None, None, None, math.nan, None)
 
     def speed(length: float) -> float:
-        return tokens / loads.speculative_s(o.requests, o.case.concurrency, o.case.block, length)
+        return tokens / sum(loads.speculative_s(o.requests, case.concurrency, case.block, length) for o in rounds)
 
-    length = _transferred(table, o.case)
-    predicted, plain = speed(o.accept_length), _plain_of(o.case, all_of_them)
+    length, accepted = _transferred(table, case), accept_length(rounds)
+    predicted, plain = speed(accepted), _plain_of(case, all_of_them)
     return Compared(
-        case=o.case,
-        measured=o.tok_s,
+        case=case,
+        measured=measured,
         predicted=predicted,
         transferred=None if length is None else speed(length),
-        speedup=o.tok_s / plain.tok_s if plain else None,
+        speedup=measured / speed_of(plain) if plain else None,
         predicted_speedup=predicted / (tokens / plain_s) if plain else None,
-        accept_length=o.accept_length,
+        accept_length=accepted,
         transferred_length=length,
     )
 
@@ -94,6 +97,6 @@ def _transferred(table: CostTable, case: Case) -> float | None:
         return None
 
 
-def _plain_of(case: Case, observations: Sequence[Observation]) -> Observation | None:
+def _plain_of(case: Case, observations: Sequence[Observation]) -> list[Observation]:
     same = (case.concurrency, case.suite)
-    return next((o for o in observations if not o.case.block and (o.case.concurrency, o.case.suite) == same), None)
+    return [o for o in observations if not o.case.block and (o.case.concurrency, o.case.suite) == same]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import statistics
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -43,21 +44,26 @@ class Measured:
 
 
 def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observation]]:
-    """Start a server for plain decoding and one a block, in turn; return the table and every load.
+    """Start a server for plain decoding and one a block, in turn or together; return the table and every load.
 
     Raises:
         SpecPilotError: a server does not start or times nothing, or a request fails.
     """
     tokenizer = load_tokenizer(plan.model)
-    measured = Measured()
     say("measuring the machine's rates")
     rates = measure_rates("cuda" if provenance.gpu_names() else "cpu", plan.dtype)
-    for block in dict.fromkeys(case.block for case in plan.cases):
-        cases = [case for case in plan.cases if case.block == block]
-        name = f"block-{block}" if block else "plain"
-        say(f"{name}: starting the server")
-        with Server(_args(plan, block), name=name, log=logs / f"{name}.log", start_timeout_s=900.0) as server:
-            _serve(server.client, plan, cases, tokenizer, measured, say)
+    measured = Measured()
+    blocks = list(dict.fromkeys(case.block for case in plan.cases))
+    for group in [blocks] if plan.together else [[block] for block in blocks]:
+        with contextlib.ExitStack() as running:
+            servers = {block: _server(plan, block, logs) for block in group}
+            for server in servers.values():
+                running.callback(server.stop)
+                server.launch()
+            for server in servers.values():
+                say(f"{server.name}: starting the server")
+                server.start()
+            _serve({block: server.client for block, server in servers.items()}, plan, tokenizer, measured, say)
         write_whole(logs / "measured.json", json.dumps(asdict(measured), indent=1) + "\n", fix="choose --out")
     fitted = [o for o in measured.observations if not o.case.held_out]
     table = CostTable(
@@ -75,6 +81,11 @@ def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observati
     return CostTable(**{**vars(table), "request_s": request_seconds(table, fitted)}), measured.observations
 
 
+def _server(plan: Plan, block: int, logs: Path) -> Server:
+    name = f"block-{block}" if block else "plain"
+    return Server(_args(plan, block), name=name, log=logs / f"{name}.log", start_timeout_s=900.0)
+
+
 def _args(plan: Plan, block: int) -> list[str]:
     overlay = str(resources.files("specpilot_sglang.loop.cost") / "timing_overlay")
     most = max(case.concurrency for case in plan.cases)
@@ -85,25 +96,34 @@ def _args(plan: Plan, block: int) -> list[str]:
     return [*args, "--speculative-num-draft-tokens", str(block), *plugin]
 
 
-def _serve(client: Client, plan: Plan, cases: Sequence[Case], tokenizer: Any, into: Measured, say: Say) -> None:
-    warm = encode(suites.load(cases[0].suite)[-2:], tokenizer)
-    for concurrency in sorted({case.concurrency for case in cases}):
-        _load(client, (warm * concurrency)[:concurrency], concurrency, _WARM_UP_TOKENS)
-    before = counted.hits_of(client.attestation())
-    for held_out in (False, True):
-        for case in (c for c in cases if c.held_out == held_out):
-            say(f"{'held out, ' if held_out else ''}{case.suite}, {case.concurrency} in flight")
+def _serve(clients: Mapping[int, Client], plan: Plan, tokenizer: Any, into: Measured, say: Say) -> None:
+    """Run all loads of these servers in every round, in an order that changes; counters grow by fitted loads only."""
+    cases = [case for case in plan.cases if case.block in clients]
+    for case in cases:
+        warm = encode(suites.load(case.suite)[-2:], tokenizer)
+        _load(clients[case.block], (warm * case.concurrency)[: case.concurrency], case.concurrency, _WARM_UP_TOKENS)
+    grown: dict[int, dict[str, int]] = {block: {} for block in clients}
+    for number in range(plan.rounds):
+        for case in random.Random(number).sample(cases, len(cases)):
+            say(f"round {number + 1} of {plan.rounds}: {case}")
+            client = clients[case.block]
             client.flush_cache()
-            count = max(plan.prompts, 2 * case.concurrency)
-            prompts = encode(suites.load(case.suite, limit=count), tokenizer)
-            seconds, requests, steps, counts = _load(client, prompts, case.concurrency, plan.max_new_tokens)
-            into.observations.append(Observation(case, seconds, requests, steps, counts))
-        if not held_out:
-            grown = counted.difference(counted.hits_of(client.attestation()), before)
-            if any(not c.held_out for c in cases):
-                wanted = {c.concurrency for c in cases if not c.held_out}
-                into.points += [p for p in counted.step_times(grown) if p.batch in wanted]
-                into.prefills += counted.prefills(grown)
+            before = counted.hits_of(client.attestation())
+            into.observations.append(_observe(client, plan, case, number, tokenizer))
+            if not case.held_out:
+                step = counted.difference(counted.hits_of(client.attestation()), before)
+                grown[case.block] = counted.total(grown[case.block], step)
+    for block, hits in grown.items():
+        wanted = {case.concurrency for case in cases if case.block == block and not case.held_out}
+        into.points += [point for point in counted.step_times(hits) if point.batch in wanted]
+        into.prefills += counted.prefills(hits)
+
+
+def _observe(client: Client, plan: Plan, case: Case, number: int, tokenizer: Any) -> Observation:
+    count = max(plan.prompts, 2 * case.concurrency)
+    prompts = encode(suites.load(case.suite, limit=(number + 1) * count)[number * count :], tokenizer)
+    seconds, requests, steps, counts = _load(client, prompts, case.concurrency, plan.max_new_tokens)
+    return Observation(case, seconds, requests, steps, counts)
 
 
 def _load(
@@ -141,7 +161,10 @@ def _accept(observations: Sequence[Observation]) -> dict[str, dict[int, tuple[in
 
 
 def request_seconds(table: CostTable, observations: Sequence[Observation]) -> float:
-    """Return the median seconds that a request of a load without concurrency spends outside all passes and steps."""
+    """Return the mean seconds that a request of a load without concurrency spends outside all passes and steps.
+
+    A mean as the step times are: a median would take a host's slow rounds for time outside of the steps.
+    """
     loads = loads_of(table)
     rest = []
     for o in observations:
@@ -156,5 +179,5 @@ def request_seconds(table: CostTable, observations: Sequence[Observation]) -> fl
             tokens_per_step=o.accept_length if o.case.block else 1.0,
             prefill=lambda tokens: loads.prompt.at(1, tokens),
         )
-        rest.append((o.seconds - inside) / len(o.requests))
-    return max(0.0, statistics.median(rest)) if rest else 0.0
+        rest.append((o.seconds - inside, len(o.requests)))
+    return max(0.0, math.fsum(s for s, _ in rest) / sum(n for _, n in rest)) if rest else 0.0

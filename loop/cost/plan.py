@@ -19,6 +19,11 @@ class Case:
     suite: str
     held_out: bool = False
 
+    def __str__(self) -> str:
+        """Return the case in words."""
+        what = f"block {self.block}" if self.block else "plain decoding"
+        return f"{what}, {self.suite}, {self.concurrency} in flight{', held out' if self.held_out else ''}"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -34,6 +39,9 @@ class Plan:
         dtype: of the servers.
         server_args: added to all servers.
         labels: what the table must say of itself.
+        rounds: times that every load is run, with new prompts each time.
+        together: whether all servers are up at the same time and take turns load by load, so that a host whose speed
+            changes is the same to all of them; for hosts that have room.
     """
 
     name: str
@@ -45,6 +53,8 @@ class Plan:
     dtype: str = "bfloat16"
     server_args: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    rounds: int = 1
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,15 +76,25 @@ class Observation:
     counts: tuple[int, ...] = ()
 
     @property
-    def tok_s(self) -> float:
-        """Output tokens a second."""
-        return sum(r.output for r in self.requests) / self.seconds
-
-    @property
     def accept_length(self) -> float:
         """Tokens a verify step, the prefill's left out; NaN for plain decoding."""
-        tokens = sum(r.output - 1 for r in self.requests)
-        return tokens / self.steps if self.steps else math.nan
+        return accept_length([self])
+
+
+def tokens_of(observations: Sequence[Observation]) -> int:
+    """Return the output tokens of some loads."""
+    return sum(r.output for o in observations for r in o.requests)
+
+
+def speed_of(observations: Sequence[Observation]) -> float:
+    """Return output tokens a second over some loads."""
+    return tokens_of(observations) / math.fsum(o.seconds for o in observations)
+
+
+def accept_length(observations: Sequence[Observation]) -> float:
+    """Return tokens a verify step over some loads, the prefill's left out; NaN for plain decoding."""
+    steps = sum(o.steps for o in observations)
+    return sum(r.output - 1 for o in observations for r in o.requests) / steps if steps else math.nan
 
 
 def cases_of(blocks: Sequence[int], concurrency: Sequence[int], suite: str) -> tuple[Case, ...]:

@@ -51,6 +51,10 @@ def measure_command(
         list[str] | None, typer.Option(help="BLOCK:CONCURRENCY:SUITE to predict and compare; block 0 is AR.")
     ] = None,
     server_arg: Annotated[list[str] | None, typer.Option(help="Added to all servers; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every load is run, with new prompts.")] = 1,
+    together: Annotated[
+        bool, typer.Option(help="All servers up at once, taking turns: for a host with room whose speed changes.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="File to write; logs and the comparison go beside it.")] = Path("cost.json"),
     as_json: AsJson = False,
 ) -> int:
@@ -69,6 +73,8 @@ def measure_command(
         dtype=dtype,
         server_args=tuple(server_arg or ()),
         labels=("weights dequantised from a 4-bit Q4_1 release",) if packaged else (),
+        rounds=rounds,
+        together=together,
     )
     logs = out.parent / f"{out.stem}-logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,24 @@ from specpilot_sglang.loop.cost import machine, measure
 from specpilot_sglang.loop.cost.table import Rates, Work, load_table
 
 STEP_S, PREFILL_S, TOKENS_A_STEP = 0.004, 0.006, 4
+
+
+class Clock:
+    """Time that only passes when a server works: what a busy machine adds to it is not under test."""
+
+    now = 0.0
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return cls.now
+
+    @classmethod
+    def sleep(cls, seconds: float) -> None:
+        cls.now += seconds
+
+    @staticmethod
+    def time() -> float:
+        return 0.0
 
 
 class FakeClient:
@@ -38,7 +54,7 @@ class FakeClient:
             self._count(f"verify.{place}", 0.0025, steps)
         else:
             self._count(f"decode.{place}", 0.0035, steps)
-        time.sleep(PREFILL_S + STEP_S * steps)
+        Clock.sleep(PREFILL_S + STEP_S * steps)
         meta = {"spec_verify_ct": steps, "spec_correct_drafts_histogram": [0, 0, 0, steps]} if self.block else {}
         return Answer(list(range(tokens)), "", "length", meta)
 
@@ -53,14 +69,26 @@ class FakeClient:
 def measured(cli, monkeypatch, tmp_path):
     commands = []
 
-    @contextmanager
-    def server(args, *, name, log, start_timeout_s):
-        commands.append(args)
-        block = args[args.index("--speculative-num-draft-tokens") + 1] if name != "plain" else 0
-        client = FakeClient(int(block))
-        yield type("Server", (), {"client": client})
+    class FakeServer:
+        up = most_up = 0
 
-    monkeypatch.setattr(measure, "Server", server)
+        def __init__(self, args, *, name, log, start_timeout_s):
+            commands.append(args)
+            block = args[args.index("--speculative-num-draft-tokens") + 1] if name != "plain" else 0
+            self.name, self.client = name, FakeClient(int(block))
+
+        def launch(self):
+            FakeServer.up += 1
+            FakeServer.most_up = max(FakeServer.most_up, FakeServer.up)
+
+        def start(self):
+            pass
+
+        def stop(self):
+            FakeServer.up -= 1
+
+    monkeypatch.setattr(measure, "Server", FakeServer)
+    monkeypatch.setattr(measure, "time", Clock)
     monkeypatch.setattr(measure, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
     monkeypatch.setattr(measure, "work_of", lambda model, draft, size: Work(1e6, 1e6, 1e5, 1e5))
     monkeypatch.setattr(measure, "load_tokenizer", lambda model: None)
@@ -70,7 +98,12 @@ def measured(cli, monkeypatch, tmp_path):
     (tmp_path / "draft" / "config.json").write_text(json.dumps({"block_size": 8}))
     out = tmp_path / "cost.json"
     arguments = ["--model", tmp_path, "--draft", tmp_path / "draft", "--concurrency", 1, "--out", out]
-    return lambda *more: (cli("cost", "measure", *arguments, *more), out, commands)
+
+    def run(*more):
+        return cli("cost", "measure", *arguments, *more), out, commands
+
+    run.server = FakeServer
+    return run
 
 
 def test_a_table_is_measured_and_predicts_a_held_out_load(measured):
@@ -87,13 +120,39 @@ def test_a_table_is_measured_and_predicts_a_held_out_load(measured):
     assert abs(held_out["error"]) < 0.1
     assert json.loads((out.parent / "cost-logs" / "measured.json").read_text())["observations"]
     assert all("timing_overlay" in " ".join(args) for args in commands)
+    assert (measured.server.up, measured.server.most_up) == (0, 1)
+
+
+def test_servers_that_are_up_together_take_turns_and_a_host_that_slows_down_midway_does_not_spoil_the_prediction(
+    measured, monkeypatch
+):
+    """Measured one after the other, the held-out server would have met another host than the fitted ones."""
+    asked = []
+    quick = FakeClient.generate
+
+    def generate(self, *, input_ids, sampling):
+        asked.append(self.block)
+        slow = 1.0 if len(asked) < 120 else 1.6
+        monkeypatch.setattr(f"{__name__}.STEP_S", 0.004 * slow)
+        monkeypatch.setattr(f"{__name__}.PREFILL_S", 0.006 * slow)
+        return quick(self, input_ids=input_ids, sampling=sampling)
+
+    monkeypatch.setattr(FakeClient, "generate", generate)
+    settings = ("--block", 8, "--block", 4, "--held-out", "6:1:gsm8k", "--rounds", 12, "--together", "--prompts", 5)
+    done, out, _ = measured(*settings)
+    assert (measured.server.up, measured.server.most_up) == (0, 4)
+    turns = [block for n, block in enumerate(asked) if not n or asked[n - 1] != block]
+    assert len(turns) >= 12
+    (held_out,) = json.loads(out.with_name("cost-predictions.json").read_text())["held_out"]
+    assert abs(held_out["error"]) < 0.1, held_out
+    assert done.code == 0
 
 
 def test_a_prediction_that_is_off_exits_1(measured, monkeypatch):
     slow = FakeClient.generate
 
     def generate(self, **kwargs):
-        time.sleep(0.1 if self.block == 6 else 0)
+        Clock.sleep(0.1 if self.block == 6 else 0)
         return slow(self, **kwargs)
 
     monkeypatch.setattr(FakeClient, "generate", generate)
