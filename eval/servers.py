@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,12 @@ from specpilot_sglang.eval.processes import die_with_parent, family, free_port, 
 
 _POLL_S = 0.25
 _ERROR_CHARS = 400
+#: How SGLang's log names a child that SIGKILL ended, and what it prints when it ends all of itself after an error.
+_KILLED_CHILD = re.compile(r"(?:exit code:?|terminated with|with code) -9\b")
+_CRASHED = re.compile(r"Traceback \(most recent|sigquit", re.IGNORECASE)
+_SIGKILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+#: Seconds that a server is given, after an error, to end by itself: what ended one of its processes ends all of it.
+_SETTLE_S = 3.0
 _ERROR_LINE = re.compile(r"^(?:[\w.]+(?:Error|Exception|Interrupt|Exit)\b|.*\berror: |.*\bERROR\b)")
 
 
@@ -67,6 +74,7 @@ class Server:
         self.log = log or Path(tempfile.mkstemp(prefix=f"specpilot-{name}-", suffix=".log")[1])
         self._start_timeout_s, self._stop_timeout_s = start_timeout_s, stop_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended_with: int | None = None
         self.start_s = float("nan")
         self._begun = float("nan")
         self._paused: list[psutil.Process] = []
@@ -96,6 +104,9 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, SpecPilotError | OSError) and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SETTLE_S)
         self.stop()
         if self._own_log and kind is None:
             self.log.unlink(missing_ok=True)
@@ -134,7 +145,7 @@ class Server:
             process, self._process = self._process, None
             if process is None:
                 return
-            members = family(process.pid)
+            members, self._ended_with = family(process.pid), process.poll()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._stop_timeout_s)
@@ -162,6 +173,17 @@ class Server:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self._paused = []
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL had ended the server before it was stopped, as far as exit code and log can tell.
+
+        SGLang sends itself SIGKILL after an error, which its log shows; it also names a child that was killed.
+        """
+        if self._ended_with not in _SIGKILLED:
+            return False
+        text = "\n".join(self._log_lines())
+        return bool(_KILLED_CHILD.search(text)) or not _CRASHED.search(text)
 
     def processes(self) -> list[psutil.Process]:
         """Return all live processes of the server."""

@@ -9,6 +9,8 @@ from specpilot_sglang.eval.load.guards import RunRefusedError
 
 #: How a refusal begins that a busy machine can cause as well as a patched clock.
 _CLOCK = ("the client claims", "the client did not print")
+#: Kills of servers of one block that are nobody's fault; a candidate that always kills itself is found out then.
+MOST_KILLS = 5
 #: What a server that the plugin stopped prints; no neighbour on the host can cause it.
 _PLUGIN_STOPPED = "specpilot: error:"
 
@@ -26,6 +28,10 @@ class CandidateFailedError(SpecPilotError):
     def __init__(self, what: str, reasons: tuple[str, ...], *, where: str = "") -> None:
         self.reasons = reasons
         super().__init__(what, where=where, fix="repair the candidate; it is rejected as it is")
+
+
+class ServerKilledError(SpecPilotError):
+    """SIGKILL ended a server under test: by its own hand or not, which cannot be told apart."""
 
 
 class InfrastructureError(SpecPilotError):

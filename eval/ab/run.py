@@ -15,7 +15,15 @@ from typing import Any
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.block import ArmRun, Block
 from specpilot_sglang.eval.ab.durable import sha256_of
-from specpilot_sglang.eval.ab.failures import Blame, CandidateFailedError, InfrastructureError, blame, reasons_of
+from specpilot_sglang.eval.ab.failures import (
+    MOST_KILLS,
+    Blame,
+    CandidateFailedError,
+    InfrastructureError,
+    ServerKilledError,
+    blame,
+    reasons_of,
+)
 from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
@@ -129,21 +137,27 @@ def _refuse_failed(journal: Journal) -> None:
 
 
 def _run_block(experiment: Experiment, journal: Journal, index: int) -> Block:
-    """Run one block, twice at most, and put it into the journal."""
+    """Run one block, twice at most unless servers are killed, and put it into the journal."""
     before: dict[str, Any] | None = None
-    earlier = sum(1 for f in journal.failures() if f.get("block") == index)
-    for attempt in range(earlier + 1, earlier + ATTEMPTS + 1):
-        arm = ""
+    left = ATTEMPTS
+    while left:
+        arm, servers, earlier = "", list[Server](), [f for f in journal.failures() if f.get("block") == index]
+        attempt, kills = len(earlier) + 1, sum(f["kind"] == ServerKilledError.__name__ for f in earlier)
         try:
             with host_lock(experiment.lock):
-                for arm_or_block in _attempt(experiment, index, attempt):
+                for arm_or_block in _attempt(experiment, index, attempt, servers):
                     if isinstance(arm_or_block, Block):
                         journal.add(arm_or_block)
                         experiment.watch("block", block=arm_or_block)
                         return arm_or_block
                     arm = arm_or_block
         except (SpecPilotError, OSError) as exc:
+            if any(server.was_killed for server in servers) and kills < MOST_KILLS:
+                killed = ServerKilledError(f"a server was killed ({reasons_of(exc)[0]})")
+                _note(experiment, journal, killed, Blame.INFRASTRUCTURE, index=index, attempt=attempt, arm=arm)
+                continue
             before = _record(experiment, journal, exc, index=index, attempt=attempt, arm=arm, before=before)
+            left -= 1
     assert before is not None
     raise InfrastructureError(
         f"block {index} failed {ATTEMPTS} times, last: {before['reasons'][0]}",
@@ -168,14 +182,28 @@ def _record(
         before=Blame(before["blame"]) if before else None,
         repeated=bool(before and before["arm"] == arm),
     )
+    failure = _note(experiment, journal, error, who, index=index, attempt=attempt, arm=arm)
+    if who is Blame.CANDIDATE:
+        raise _candidate_failed(failure, journal.root) from error
+    return failure
+
+
+def _note(
+    experiment: Experiment,
+    journal: Journal,
+    error: SpecPilotError | OSError,
+    who: Blame,
+    *,
+    index: int,
+    attempt: int,
+    arm: str,
+) -> dict[str, Any]:
     failure = {
         **{"block": index, "attempt": attempt, "arm": arm, "blame": who.value, "kind": type(error).__name__},
         **{"reasons": list(reasons_of(error)), "folder": _folder(index, attempt, arm), "time": time.time()},
     }
     journal.fail(**failure)
     experiment.watch("failure", **failure)
-    if who is Blame.CANDIDATE:
-        raise _candidate_failed(failure, journal.root) from error
     return failure
 
 
@@ -186,8 +214,8 @@ def _candidate_failed(failure: Mapping[str, Any], root: Path) -> CandidateFailed
     )
 
 
-def _attempt(experiment: Experiment, index: int, attempt: int) -> Iterator[str | Block]:
-    """Yield an arm's name before what is done for it, and the block at the end."""
+def _attempt(experiment: Experiment, index: int, attempt: int, made: list[Server]) -> Iterator[str | Block]:
+    """Yield an arm's name before what is done for it, and the block at the end; add each server to `made`."""
     workload, began = experiment.prompts(index), time.time()
     arms = {arm.name: arm for arm in (experiment.incumbent, experiment.candidate)}
     names = order(index, experiment.incumbent.name, experiment.candidate.name, experiment.seed)
@@ -196,7 +224,8 @@ def _attempt(experiment: Experiment, index: int, attempt: int) -> Iterator[str |
         servers: dict[str, Server] = {}
         if experiment.together:
             for name in names:
-                servers[name] = _server(experiment, arms[name], index, attempt)
+                made.append(_server(experiment, arms[name], index, attempt))
+                servers[name] = made[-1]
                 opened.callback(servers[name].stop)
                 servers[name].launch()
             for name in names:
@@ -213,7 +242,9 @@ def _attempt(experiment: Experiment, index: int, attempt: int) -> Iterator[str |
             experiment.watch("arm", block=index, arm=name, attempt=attempt)
             if experiment.together:
                 servers[name].resume()
-            with servers.get(name) or _server(experiment, arms[name], index, attempt) as server:
+            else:
+                made.append(_server(experiment, arms[name], index, attempt))
+            with servers.get(name, made[-1]) as server:
                 runs[name] = _run_arm(experiment, arms[name], server, workload, index, attempt, position, in_turns)
     items = tuple(item.id for item in workload.items)
     yield Block(index, runs, items, prompts_hash(workload), attempt, began, time.time(), experiment.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def run_agent(settings: AgentSettings, task: Task, incumbent: LoadedOverlay, fol
         socket = None
         if plan.model and settings.url:
             socket = stack.enter_context(gateway(settings.url, key, settings.caps, ledger.path, settings.allowed_hosts))
-        result = run_in_jail(jail_spec(plan, settings, inputs, socket))
+        result = run_in_jail(jail_spec(plan, settings, inputs, socket, jail_label(folder)))
     shutil.rmtree(inputs, ignore_errors=True)
     return Outcome(result, read_transcript(result.log), ledger.spent())
 
@@ -87,9 +88,14 @@ def prepare(plan: Launch, task: Task, incumbent: LoadedOverlay, folder: Path) ->
     return folder
 
 
-def jail_spec(plan: Launch, settings: AgentSettings, inputs: Path, socket: Path | None) -> JailSpec:
+def jail_spec(plan: Launch, settings: AgentSettings, inputs: Path, socket: Path | None, label: str = "") -> JailSpec:
     """Return the jail's settings for one run."""
-    return JailSpec(inputs, plan.command, plan.env, plan.mounts, socket, settings.limits)
+    return JailSpec(inputs, plan.command, plan.env, plan.mounts, socket, settings.limits, label)
+
+
+def jail_label(folder: Path) -> str:
+    """Return the label of the jail whose scratch folder is `folder`."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
 
 
 def _key(settings: AgentSettings, environment: Mapping[str, str] = os.environ) -> str:

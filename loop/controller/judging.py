@@ -52,9 +52,9 @@ def _trial(context: Context, gate: Job, incumbent: LoadedOverlay) -> Job:
     }
 
     def work(job: Job) -> dict[str, Any]:
-        attempt = JobSpec(
-            key, job.retries + 1, context.parts.trial_entry, payload, folder.resolve(), context.parts.python_path
-        )
+        # Counted over all starts of the loop: an executor that outlives the controller remembers former attempts.
+        number = 1 + sum(bool(event.data["counted"]) for event in context.journal.events("infra", key))
+        attempt = JobSpec(key, number, context.parts.trial_entry, payload, folder.resolve(), context.parts.python_path)
         value = _await(context, attempt, job)
         return _verdict(context, key, folder, value)
 

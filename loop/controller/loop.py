@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.provenance import gpu_names
+from specpilot_sglang.loop.agents.running import jail_label
 from specpilot_sglang.loop.controller import history, incumbent, pins
 from specpilot_sglang.loop.controller.context import Context
 from specpilot_sglang.loop.controller.deployment import cost_table, drafter_block, first_overlay
@@ -22,6 +23,7 @@ from specpilot_sglang.loop.directions import Direction, choose
 from specpilot_sglang.loop.directions.derive import directions
 from specpilot_sglang.loop.directions.space import parameters
 from specpilot_sglang.loop.executors.local import end_orphan
+from specpilot_sglang.loop.jail.running import end_labelled
 from specpilot_sglang.loop.journal import JobState
 from specpilot_sglang.overlay import LoadedOverlay, load_overlay
 
@@ -79,13 +81,16 @@ def controlling(context: Context) -> Iterator[None]:
 
 
 def recover(context: Context) -> None:
-    """Take over from a controller that was killed: end its leases and processes, and publish the incumbent."""
+    """Take over from a controller that was killed or gave up: end its leases and processes, publish the incumbent."""
     for job in context.journal.jobs(state=JobState.LEASED):
+        ended = end_labelled(jail_label(context.state.agent(job.key))) if job.kind == "propose" else []
         if job.kind == "trial" and context.executor.name == "local":
             ended = end_orphan(context.state.trial(job.key).resolve())
-            if ended:
-                context.journal.note("orphans_ended", job.key, pids=ended)
+        if ended:
+            context.journal.note("orphans_ended", job.key, pids=ended)
         context.journal.infra(job, "the controller was killed", most=context.settings.infra_retries, counted=False)
+    for job in context.journal.jobs(state=JobState.ABANDONED):  # whoever starts again has repaired what was wrong
+        context.journal.requeue(job)
     incumbent.publish(context.state, history.generation(context.journal))
 
 

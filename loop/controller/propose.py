@@ -60,8 +60,9 @@ def _propose(context: Context, slot: Slot, incumbent: LoadedOverlay) -> Job:
 
     def work(job: Job) -> dict[str, Any]:
         outcome = context.parts.agent(context.settings.agent, task, incumbent, context.state.agent(key))
-        if outcome.result.ended == "killed":
-            raise SpecPilotError("the agent's jail was killed from outside", where=key)
+        # An agent can kill itself as well, so the last try is taken as it is: it must not end the whole loop.
+        if outcome.result.ended == "killed" and job.retries + 1 < context.settings.infra_retries:
+            raise SpecPilotError("the agent was killed", where=key)
         shutil.rmtree(context.state.agent(key), ignore_errors=True)
         return _proposal(context, key, outcome)
 

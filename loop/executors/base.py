@@ -56,17 +56,18 @@ class JobSpec:
         return path
 
     def result(self) -> dict[str, Any] | None:
-        """Return the job's result; None when there is none yet.
+        """Return this attempt's result; None when there is none yet. A former attempt may still have written its own.
 
         Raises:
             SpecPilotError: the result's file is damaged.
         """
         path = self.folder / "result.json"
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            found = dict(json.loads(path.read_text(encoding="utf-8")))
+            return found if found["attempt"] == self.attempt else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as exc:
+        except (OSError, ValueError, TypeError, KeyError) as exc:
             raise SpecPilotError(f"cannot read a job's result ({exc})", where=path, fix="delete it and resume") from exc
 
 

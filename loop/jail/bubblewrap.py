@@ -25,6 +25,8 @@ _FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/local
 _INSIDE = "/in/inside.py"
 #: First of 2^20 user ids that this machine's accounts do not use; one is drawn for each jail.
 _FIRST_UID = 0x70000000
+#: Seconds of CPU between SIGXCPU, which tells a limit from a kill, and SIGKILL.
+_CPU_GRACE_S = 2
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -126,7 +128,8 @@ def _limited(limits: Limits) -> tuple[str, ...]:
         "memlock": MIB,
         "core": 0,
     }
-    return (_tool("prlimit"), *(f"--{name}={value}:{value}" for name, value in most.items()))
+    hard = {**most, "cpu": limits.cpu_s + _CPU_GRACE_S}
+    return (_tool("prlimit"), *(f"--{name}={value}:{hard[name]}" for name, value in most.items()))
 
 
 def _tool(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ from specpilot_sglang.loop.jail.seccomp import agent_filter
 from specpilot_sglang.loop.jail.spec import JailResult, JailSpec
 
 _POLL_S = 0.1
+#: Variable of bwrap's own environment that holds `JailSpec.label`.
+LABEL = "SPECPILOT_JAIL"
 #: Folders whose changes come out as the patch.
 FOLDERS = ("overlays", "kernels")
 
@@ -50,18 +53,32 @@ def run_in_jail(spec: JailSpec, *, root: bool | None = None) -> JailResult:
             arguments.write(b"\0".join(map(os.fsencode, options)) + b"\0")
             arguments.seek(0)
             hidden = [command[0], "--args", str(arguments.fileno()), *program]
-            return _run(hidden, (handle.fileno(), arguments.fileno()), spec.limits)
+            return _run(hidden, (handle.fileno(), arguments.fileno()), spec)
 
 
-def _run(command: list[str], files: tuple[int, ...], limits: Limits) -> JailResult:
-    begin = time.monotonic()
+def end_labelled(label: str) -> list[int]:
+    """End jails with this label that a killed controller left, and return the ids of the processes ended.
+
+    bwrap ends with its controller by itself, but not when that one was killed before bwrap had asked for it.
+    """
+    ended = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if label and process.environ().get(LABEL) == label:
+                process.kill()
+                ended.append(process.pid)
+    return ended
+
+
+def _run(command: list[str], files: tuple[int, ...], spec: JailSpec) -> JailResult:
+    begin, limits = time.monotonic(), spec.limits
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=files,
-        env={},
+        env={LABEL: spec.label} if spec.label else {},
         start_new_session=True,
     )
     watch = _Watch(process, limits)
@@ -71,8 +88,9 @@ def _run(command: list[str], files: tuple[int, ...], limits: Limits) -> JailResu
     finally:
         _end(process)
     wall = time.monotonic() - begin
-    if ended == "exit" and process.returncode < 0:
-        ended = "killed"  # bwrap itself stands outside of what the agent can reach
+    # bwrap itself, which stands outside of what the agent can reach, or the first program inside.
+    if ended == "exit" and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        ended = "killed"
     return _result(ended, out, err, wall, watch.peak_mib)
 
 
@@ -168,7 +186,9 @@ def _result(ended: str, out: bytes, err: bytes, wall: float, peak: float) -> Jai
         return JailResult(ended, None, log=tail, wall_s=wall, peak_mib=peak)
     try:
         row = json.loads(out)
-        texts = {name: str(row[name]) for name in ("patch", "note", "log")}
-        return JailResult("exit", int(row["code"]), **texts, wall_s=wall, peak_mib=peak)
+        texts, code = {name: str(row[name]) for name in ("patch", "note", "log")}, int(row["code"])
+        if code == -signal.SIGKILL:
+            return JailResult("killed", None, log=texts["log"], wall_s=wall, peak_mib=peak)
+        return JailResult("exit", code, **texts, wall_s=wall, peak_mib=peak)
     except (ValueError, KeyError, TypeError):
         return JailResult("broken", None, log=tail, wall_s=wall, peak_mib=peak)

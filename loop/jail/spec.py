@@ -28,6 +28,8 @@ class JailSpec:
         mounts: further read-only mounts, destination -> source.
         socket_dir: folder that holds `model.sock`, for agents that talk to a model; None: no way out at all.
         limits: what it may use.
+        label: names the run in the environment of bwrap itself, which the agent does not have, so that a later
+            controller finds a jail whose own one was killed before bwrap could watch it; empty for none.
     """
 
     inputs: Path
@@ -36,6 +38,7 @@ class JailSpec:
     mounts: Mapping[str, Path] = field(default_factory=dict)
     socket_dir: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    label: str = ""
 
     def __post_init__(self) -> None:
         for name, value in self.env.items():
@@ -49,8 +52,8 @@ class JailResult:
     """What a run left. All of it was made inside the jail and is not to be trusted.
 
     Attributes:
-        ended: `exit`, the limit that ended it (`wall`, `memory`, `processes`, `output`), `killed` from outside, or
-            `broken` without a result.
+        ended: `exit`, the limit that ended it (`wall`, `memory`, `processes`, `output`), `killed` when SIGKILL ended
+            the agent or its jail, which leaves half of its work at best, or `broken` without a result.
         code: the agent's exit code; None when it was ended.
         patch: unified diff of the two folders, git's format.
         note: the agent's `note.json` or `note.md`.

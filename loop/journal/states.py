@@ -17,7 +17,7 @@ class JobState(StrEnum):
     LEASED = "leased"
     DONE = "done"  # it has a result; what the result says is another matter
     FAILED = "failed"  # by the candidate's own fault; never tried again
-    ABANDONED = "abandoned"  # the infrastructure failed more often than is tried
+    ABANDONED = "abandoned"  # the infrastructure failed more often than is tried; queued again by the next start
 
 
 class StaleLeaseError(SpecPilotError):
@@ -31,7 +31,7 @@ class Event:
     Attributes:
         seq: position, from 1; a lease's fencing token is the position of its event.
         time: seconds since the epoch.
-        kind: what happened; the six kinds of `apply` move a job, all others are facts for readers.
+        kind: what happened; the kinds in `MOVES` move a job, all others are facts for readers.
         job: key of the job it is about; empty for events of the whole loop.
         token: fencing token under which it was written; 0 without a lease.
         data: JSON values.
@@ -73,7 +73,7 @@ class Job:
 
 
 #: Events that move a job.
-MOVES = ("enqueue", "lease", "renew", "finish", "fail", "infra")
+MOVES = ("enqueue", "lease", "renew", "finish", "fail", "infra", "requeue")
 
 
 def apply(job: Job | None, event: Event) -> Job:
@@ -91,6 +91,8 @@ def apply(job: Job | None, event: Event) -> Job:
         return replace(job, state=JobState.DONE, result=data["result"])
     if event.kind == "fail":
         return replace(job, state=JobState.FAILED, result=data["result"])
+    if event.kind == "requeue":
+        return replace(job, state=JobState.QUEUED, retries=0, result={})
     state = JobState.ABANDONED if data["abandon"] else JobState.QUEUED
     return replace(job, state=state, retries=job.retries + int(data["counted"]), result={"reason": data["reason"]})
 

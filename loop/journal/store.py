@@ -106,6 +106,18 @@ class Journal:
         abandon = counted and job.retries + 1 >= most
         return self._under_lease(job, "infra", {"reason": reason, "abandon": abandon, "counted": counted})
 
+    def requeue(self, job: Job) -> Job:
+        """Queue a job again that was given up; its failures so far no longer count towards giving it up.
+
+        Raises:
+            SpecPilotError: it was not given up.
+        """
+        with self._writing():
+            now = self._job(job.key)
+            if now is None or now.state is not JobState.ABANDONED:
+                raise SpecPilotError("this job was not given up", where=job.key)
+            return self._move(now, "requeue", job.key, 0, {})
+
     def keep(self, content: bytes, name: str) -> str:
         """Keep a file: content first, row second. Return its SHA-256."""
         digest = self.artifacts.put(content)

@@ -13,7 +13,7 @@ from samples import block, load
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab import durable
 from specpilot_sglang.eval.ab.block import Block
-from specpilot_sglang.eval.ab.failures import CandidateFailedError, InfrastructureError
+from specpilot_sglang.eval.ab.failures import MOST_KILLS, CandidateFailedError, InfrastructureError
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.measure import log_ratios, noise_of, run_trial
 from specpilot_sglang.eval.ab.noise import Noise
@@ -34,6 +34,7 @@ class Killed(BaseException):
 class FakeServer:
     command = ("server",)
     start_s = 1.0
+    was_killed = False
 
     def __init__(self, arm: Arm, log) -> None:
         self.arm, self.name = arm, arm.name
@@ -200,6 +201,28 @@ def test_candidate_that_fails_twice_is_to_blame(lab):
     with pytest.raises(CandidateFailedError, match="went away"):
         run_blocks(lab.experiment(load=lab.send), 1)
     assert [f["blame"] for f in Journal(lab.root).failures()] == ["infrastructure", "candidate"]
+
+
+@pytest.mark.parametrize("kills", [2, MOST_KILLS, MOST_KILLS + 2])
+def test_a_server_that_is_killed_is_not_to_blame_unless_it_always_is(lab, kills):
+    left = {"candidate": kills}
+
+    class Mortal(FakeServer):
+        was_killed = True
+
+    def send(server, workload, folder):
+        if left.get(server.name):
+            left[server.name] -= 1
+            raise SpecPilotError("the server went away")
+        lab.send(server, workload, folder)
+
+    experiment = lab.experiment(load=send, launch=Mortal)
+    if kills <= MOST_KILLS:
+        assert run_blocks(experiment, 1)[0].attempt == kills + 1
+        assert {f["kind"] for f in Journal(lab.root).failures()} == {"ServerKilledError"}
+        return
+    with pytest.raises(CandidateFailedError, match="the server went away"):
+        run_blocks(experiment, 1)
 
 
 def test_other_settings_in_the_same_folder_are_refused(lab):

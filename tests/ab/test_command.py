@@ -29,6 +29,7 @@ seed: 7
 class FakeServer:
     command = ("server",)
     start_s = 1.0
+    was_killed = False
 
     def __init__(self, arm, log) -> None:
         self.arm = arm

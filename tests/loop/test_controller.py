@@ -9,10 +9,14 @@ from loop_fakes import context_of, final_state, rejudge
 from loop_trials import SPEED, block_of
 
 from specpilot_sglang.errors import SpecPilotError
+from specpilot_sglang.loop.agents.running import Outcome
+from specpilot_sglang.loop.agents.transcript import Transcript
 from specpilot_sglang.loop.controller import history, incumbent, pins
 from specpilot_sglang.loop.controller.loop import controlling, current, run_loop
 from specpilot_sglang.loop.controller.promote import roll_back
 from specpilot_sglang.loop.controller.settings import load_loop
+from specpilot_sglang.loop.jail.spec import JailResult
+from specpilot_sglang.loop.jail.usage import Spent
 from specpilot_sglang.loop.judge.verdict import Status, Verdict, failed
 
 
@@ -166,6 +170,28 @@ def test_a_lost_trial_is_tried_again_and_given_up_in_the_end(tmp_path):
     with pytest.raises(SpecPilotError, match=r"given up after 2 failures: .*lost"):
         run_loop(made)
     assert [j.retries for j in made.journal.jobs("trial")] == [2]
+    # What was wrong was repaired: starting again goes on, with attempts that no executor has seen before.
+    object.__setattr__(made.parts, "trial_entry", "loop_trials:trial")
+    seen = []
+    submit = made.executor.submit
+    made.executor.submit = lambda job: (seen.append(job.attempt), submit(job))[1]
+    assert run_loop(made).promoted == 4
+    assert seen == [3, 1, 1, 1]
+    assert made.journal.check() == []
+
+
+def test_an_agent_that_always_kills_itself_does_not_end_the_loop(tmp_path):
+    made = context_of(tmp_path, infra_retries=3, candidates=2)
+    runs = []
+
+    def suicidal(*given):
+        runs.append(1)
+        return Outcome(JailResult("killed", None), Transcript({}), Spent())
+
+    object.__setattr__(made.parts, "agent", suicidal)
+    assert run_loop(made).statuses == {"nothing": 2}
+    assert len(runs) == 6
+    assert [job.retries for job in made.journal.jobs("propose")] == [2, 2]
 
 
 def test_settings_name_file_line_and_key(tmp_path):

@@ -74,6 +74,14 @@ def test_a_job_that_is_killed_is_lost_and_one_that_fails_says_why(tmp_path, monk
         job.result()
 
 
+def test_a_result_that_a_former_attempt_left_is_not_this_ones(tmp_path):
+    job = a_job(tmp_path / "t", attempt=2)
+    job.folder.mkdir()
+    (job.folder / "result.json").write_text('{"value": {}, "attempt": 1}')
+    assert job.result() is None
+    assert a_job(tmp_path / "t", attempt=1).result() == {"value": {}, "attempt": 1}
+
+
 def test_an_orphan_is_ended_by_its_own_id_and_nothing_else_is(tmp_path):
     folder = tmp_path / "t"
     folder.mkdir()

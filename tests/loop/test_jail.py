@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,33 @@ def test_links_binaries_and_modes_show_in_the_patch(run):
 def test_a_limit_ends_the_run_and_is_named(run, program, limits, ended):
     result = run(program, limits=SMALL.model_copy(update=limits))
     assert (result.ended, result.code, result.patch) == (ended, None, "")
+
+
+@pytest.mark.parametrize("victim", ["os.getpid()", "os.getppid()"])
+def test_an_agent_that_sigkill_ended_leaves_no_half_patch(run, victim):
+    edit = "import os; open('overlays/toy/overlay.yaml','a').write('# half'); "
+    result = run(f"{edit}os.kill({victim}, 9)")
+    assert (result.ended, result.patch) == ("killed", "")
+
+
+def test_a_jail_whose_controller_was_killed_is_found_by_its_label(overlay, tmp_path):
+    import subprocess
+    import sys
+
+    from specpilot_sglang.loop.jail.running import LABEL, end_labelled
+
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], env={LABEL: "mine"})
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], env={LABEL: "yours"})
+    try:
+        while not all(Path(f"/proc/{process.pid}/environ").read_bytes() for process in (left, other)):
+            pass
+        assert end_labelled("") == []
+        assert end_labelled("mine") == [left.pid]
+        assert left.wait() == -9
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_background_process_does_not_outlive_its_jail(run):

@@ -75,6 +75,12 @@ def test_infrastructure_failures_are_counted_apart_and_end_in_abandonment(journa
     assert (killed.state, killed.retries) == (JobState.QUEUED, 1)
     assert journal.infra(journal.lease("t", "w", 10), "host died", most=2).state is JobState.ABANDONED
     assert [job.key for job in journal.jobs(state=JobState.FAILED)] == []
+    again = journal.requeue(journal.job("t"))
+    assert (again.state, again.retries, again.result) == (JobState.QUEUED, 0, {})
+    assert journal.infra(journal.lease("t", "w", 10), "host died", most=2).state is JobState.QUEUED
+    with pytest.raises(SpecPilotError, match="was not given up"):
+        journal.requeue(journal.job("t"))
+    assert journal.check() == []
 
 
 def test_events_can_be_neither_changed_nor_deleted(journal):

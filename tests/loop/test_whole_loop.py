@@ -47,7 +47,7 @@ class Inline:
 
     def submit(self, job):
         self.seen.append(job.id)
-        write_json(job.folder / "result.json", {"value": trial.run_trial(**job.payload)})
+        write_json(job.folder / "result.json", {"value": trial.run_trial(**job.payload), "attempt": job.attempt})
 
     def poll(self, job):
         return JobStatus.ENDED

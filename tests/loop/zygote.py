@@ -1,26 +1,42 @@
-"""Imports the fake loop once, then runs it in forked children that are killed at random; used by `test_kills`."""
+"""Imports the loop once, then runs it in forked children and kills processes at random; used by `test_kills`.
+
+    python zygote.py ROOT KILLS SEED KIND...
+
+Loops are run one after the other, each in a folder of its own, until there were enough kills; every one of them must
+end as the loop that nobody disturbed. Prints one JSON object.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
 
 import psutil
-from loop_fakes import context_of, final_state
+from kill_parts import AGENT, context_of
+from kill_trials import SERVER
+from loop_fakes import final_state
 
 from specpilot_sglang.loop.controller import pins
 from specpilot_sglang.loop.controller.loop import run_loop
+from specpilot_sglang.loop.jail.trial import require_jail
 
 pins.judge_pins.take = lambda root=None: {}  # reads all of SGLang's RECORD
+#: How a process of each kind is recognised on its command line.
+MARKS = {"agent": (AGENT, "/in/inside.py"), "server": (SERVER,), "worker": ("executors.job",)}
+#: In the environment of all that is started here, so that what is left over is found.
+MARK = f"specpilot-kill-{os.getpid()}"
+os.environ["SPECPILOT_TEST_MARK"] = MARK
+_WAIT_S = 5.0
+#: About how long a process of each kind lives, in seconds.
+_LIFE_S = {"controller": 1.5, "agent": 0.4, "server": 0.4, "worker": 1.5}
 
 
-def run(root):
-    """Runs the loop to its end in a forked child; returns the child's id."""
+def start(root):
+    """Run the loop to its end in a forked child; return the child's id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -32,55 +48,126 @@ def run(root):
     return pid
 
 
-def kill_one(root, rng, controller):
-    """Kills the controller, or one of the trials' processes."""
-    jobs = [p for p in psutil.Process(controller).children(recursive=True) if "executors.job" in " ".join(_line(p))]
-    victim = rng.choice(jobs).pid if jobs and rng.random() < 0.4 else controller
-    os.kill(victim, signal.SIGKILL)
-    return victim == controller
+def kill_one(kind, rng, controller):
+    """Kill one process of this kind at a random point of its life; return its kind, or nothing without one in time."""
+    deadline, wait = time.monotonic() + _WAIT_S, rng.uniform(0.0, _LIFE_S[kind])
+    while time.monotonic() < deadline and alive(controller):
+        if kind == "controller":
+            time.sleep(wait)
+            return killed(psutil.Process(controller), kind) if alive(controller) else ""
+        if found := victims(kind, controller):
+            time.sleep(wait)
+            if name := killed(rng.choice(found), kind):
+                return name
+            wait = rng.uniform(0.0, wait)  # it ended before
+        time.sleep(0.005)
+    return ""
 
 
-def _line(process):
+def victims(kind, controller):
+    """Processes of one kind: the controller's descendants, and what Ray runs for this test."""
+    try:
+        below = psutil.Process(controller).children(recursive=True)
+    except psutil.Error:
+        return []
+    if os.environ.get("KILL_RAY"):
+        below += [p for p in psutil.process_iter() if marked(p)]
+    return [p for p in below if any(mark in " ".join(line(p)) for mark in MARKS[kind])]
+
+
+def marked(process):
+    try:
+        return process.environ().get("SPECPILOT_TEST_MARK") == MARK
+    except psutil.Error:
+        return False
+
+
+def killed(process, kind):
+    try:
+        process.kill()
+    except psutil.Error:
+        return ""
+    return kind
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def line(process):
     try:
         return process.cmdline()
     except psutil.Error:
         return []
 
 
-def main():
-    root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    rng, done, begun = random.Random(seed), 0, time.monotonic()
-    code = None
-    while code is None:
-        pid = run(root)
-        killed = False
-        while done < kills and not killed and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(rng.uniform(0.0, 0.6))
-            try:
-                killed = kill_one(root, rng, pid)
-                done += 1
-            except (ProcessLookupError, psutil.Error):
-                break
+def disturbed(root, kills, rng, kinds):
+    """Run one loop to its end with up to `kills` kills; return how many of each kind there were, and its exit code."""
+    done = dict.fromkeys(kinds, 0)
+    while True:
+        pid, name = start(root), ""
+        while sum(done.values()) < kills and name != "controller" and alive(pid):
+            fewest = [k for k in kinds if done[k] == min(done.values())]
+            name = kill_one(rng.choice(fewest if rng.random() < 0.5 else kinds), rng, pid)
+            if name:
+                done[name] += 1
         _, status = os.waitpid(pid, 0)
-        if killed:
+        if os.WIFSIGNALED(status):
             continue
-        # A trial that is lost more often than is tried ends the controller with an error; starting it again goes on.
-        code = 0 if status == 0 else None if done < kills else 1
+        return done, os.waitstatus_to_exitcode(status)
+
+
+def left_over(root):
+    """What still runs of a loop that ended; what was just told to end is given a moment."""
+    for _ in range(50):
+        found = [p for p in psutil.process_iter() if p.pid != os.getpid() and of_this_test(p, root)]
+        if not found:
+            return []
+        time.sleep(0.1)
+    return [" ".join(line(p))[:300] for p in found]
+
+
+def of_this_test(process, root):
+    """Agents and their jails have no environment; they have their own mark, or a parent with one."""
+    words = " ".join(line(process))
+    return alive(process.pid) and (marked(process) or str(root) in words or AGENT in words or "/in/inside.py" in words)
+
+
+def report(root, code, done):
     context = context_of(root)
-    left = [p.pid for p in psutil.process_iter() if str(root) in " ".join(_line(p)) and p.pid != os.getpid()]
-    finishes = [e.job for e in context.journal.events("finish")]
-    ran = (context.state.root / "ran.jsonl").read_text().splitlines()
-    report = {
+    finishes = [event.job for event in context.journal.events("finish")]
+    trials = [job.key for job in context.journal.jobs("trial")]
+    return {
         "code": code,
         "kills": done,
         "state": final_state(context),
-        "orphans": left,
+        "orphans": left_over(root),
         "twice": sorted({job for job in finishes if finishes.count(job) > 1}),
+        "unfinished": [job for job in trials if job not in finishes],
         "check": context.journal.check(),
-        "ran": len(ran),
-        "seconds": time.monotonic() - begun,
+        "retries": sum(job.retries for job in context.journal.jobs()),
     }
-    print(json.dumps(report))
 
 
-main()
+def main():
+    root, kills, seed, kinds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    require_jail()  # once: children inherit the proof
+    rng, left, begun, rows = random.Random(seed), kills, time.monotonic(), []
+    most = int(os.environ.get("KILLS_A_LOOP", str(kills or 1)))
+    for number in range(1000):
+        place = root / f"{number:02d}"
+        place.mkdir(parents=True)
+        done, code = disturbed(place, min(left, most), rng, kinds)
+        left -= sum(done.values())
+        rows.append(report(place, code, done))
+        sys.stderr.write(f"loop {number}: {done}, code {code}, {left} kills left\n")
+        if left <= 0 or code != 0 or not os.environ.get("KILLS_A_LOOP"):
+            break
+    print(json.dumps({"loops": rows, "seconds": time.monotonic() - begun, "seed": seed}))
+
+
+if __name__ == "__main__":
+    main()
