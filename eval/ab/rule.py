@@ -2,10 +2,12 @@
 
 A candidate is accepted at a look when its lower bound is above `log(1 + min_gain) + noise_factor * noise`. The error
 probabilities of the looks add up to at most 5% (Bonferroni), so that a candidate whose true gain is the threshold
-itself, let alone zero, is accepted in at most 5% of all trials, whatever the dependence between looks. Two looks
-spend 1.5% and 3.5%: of the spendings tried, this one finds a 3% gain most often within 12 blocks
-(`python -m specpilot_sglang.eval.ab.simulate`). Hopeless candidates are given up between looks; that can only lower
-the false-accept rate.
+itself, let alone zero, is accepted in at most 5% of all trials, whatever the dependence between looks. Hopeless
+candidates are given up between looks; that can only lower the false-accept rate.
+
+A look before the last one, and any look of a confirmation, also asks that rare stalls, unseen so far, could not make
+up for the gain (`stalls`): small gains need more blocks, large ones none beyond the first look. So the first look can
+have little of the 5%; the last one gets the rest (`python -m specpilot_sglang.eval.ab.simulate`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.bounds import lower_t, mean_and_error, upper_t
+from specpilot_sglang.eval.ab.stalls import excluded, hidden_loss
 
 #: The whole procedure's false-accept rate.
 ALPHA = 0.05
 MIN_LOOK = 8
 _CONFIRM_LOOK, _CONFIRM_ALPHA = 4, 0.005
+_EXTRA = 12
 
 
 class Action(StrEnum):
@@ -45,15 +49,22 @@ class Rule:
         futility_from: from this many blocks on a hopeless candidate is rejected early; 0 never.
         futility_alpha: one-sided error probability of that upper bound.
         fewest: blocks before which there is no look.
+        stall: what a stalled launch is taken to lose, as a log ratio; see `stalls`.
+        extra: blocks that a confirmation may add after the last look, only to exclude rare stalls.
+        selecting: log ratios of the blocks that selected the candidate, in a confirmation. They have no part in the
+            bound, which comes from fresh blocks alone; launches that may show a stall they are all the same.
     """
 
     min_gain: float = 0.01
     noise_factor: float = 2.0
     looks: tuple[int, ...] = (8, 12)
-    alphas: tuple[float, ...] = (0.015, 0.035)
+    alphas: tuple[float, ...] = (0.005, 0.045)
     futility_from: int = 3
     futility_alpha: float = 0.005
     fewest: int = MIN_LOOK
+    stall: float = 0.2
+    extra: int = 0
+    selecting: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         looks, alphas = self.looks, self.alphas
@@ -66,19 +77,21 @@ class Rule:
         if self.min_gain < 0 or self.noise_factor < 0:
             raise SpecPilotError("min_gain and noise_factor must not be negative", where="rule", fix="correct them")
 
-    def confirming(self) -> Rule:
+    def confirming(self, selecting: Sequence[float] = (), most: int | None = None) -> Rule:
         """Return the rule for a gain that was selected by this one: a further, strict look at half the blocks.
 
         Large gains need no eight blocks a second time; small ones get the same number as before.
         """
         early, share = min(_CONFIRM_LOOK, self.looks[0] - 1), 1 - _CONFIRM_ALPHA / ALPHA
         alphas = (_CONFIRM_ALPHA, *(alpha * share for alpha in self.alphas))
-        return replace(self, looks=(early, *self.looks), alphas=alphas, fewest=early)
+        extra = _EXTRA if most is None else max(0, min(_EXTRA, most - self.looks[-1]))
+        more = {"extra": extra, "selecting": tuple(selecting)}
+        return replace(self, looks=(early, *self.looks), alphas=alphas, fewest=early, **more)
 
     @property
     def max_blocks(self) -> int:
         """Blocks after which there is a decision in any case."""
-        return self.looks[-1]
+        return self.looks[-1] + self.extra
 
     def threshold(self, noise: float) -> float:
         """Return the log ratio that the lower bound must pass on a host with this A/A noise (log ratio)."""
@@ -136,24 +149,36 @@ def decide(log_ratios: Sequence[float], noise: float, rule: Rule | None = None) 
     used = list(log_ratios[: rule.max_blocks])
     upcoming = next((look for look in rule.looks if look > len(used)), rule.max_blocks)
     why = f"{len(used)} of the {upcoming} blocks before the next look"
-    return _decision(Action.CONTINUE, used, rule.alphas[rule.looks.index(upcoming)], threshold, noise, why)
+    alpha = dict(zip(rule.looks, rule.alphas, strict=True)).get(upcoming, rule.alphas[-1])
+    return _decision(Action.CONTINUE, used, alpha, threshold, noise, why)
 
 
 def _at(values: Sequence[float], threshold: float, noise: float, rule: Rule) -> Decision:
     """Return the decision at exactly this number of blocks, without regard to earlier looks."""
-    count, values = len(values), list(values)
-    alpha = dict(zip(rule.looks, rule.alphas, strict=True)).get(count)
-    if alpha is not None and lower_t(values, alpha) > threshold:
+    count, values, last, seen = len(values), list(values), rule.looks[-1], [*rule.selecting, *values]
+    # After the last look there is none: those that come so far have passed it, and must stay above.
+    alpha = rule.alphas[-1] if count >= last else dict(zip(rule.looks, rule.alphas, strict=True)).get(count)
+    faster = alpha is not None and lower_t(values, alpha) > threshold
+    # A single trial's last look accepts without: twelve blocks of a 3% gain cannot exclude stalls, confirmation can.
+    if alpha and faster and (excluded(seen, rule.stall) or (count == last and not rule.selecting)):
         why = f"the lower bound after {count} blocks is above {percent(threshold)}"
         return _decision(Action.ACCEPT, values, alpha, threshold, noise, why)
-    if count == rule.max_blocks:
+    if count >= last and not faster:
         why = f"the lower bound after the last look, at {count} blocks, is not above {percent(threshold)}"
+        return _decision(Action.REJECT, values, rule.alphas[-1], threshold, noise, why)
+    if count >= last and (count == rule.max_blocks or not _may_be_excluded(seen, rule)):
+        why = f"rare stalls, unseen in {len(seen)} blocks, could make up for so small a gain"
         return _decision(Action.REJECT, values, rule.alphas[-1], threshold, noise, why)
     hopeless = rule.futility_from and count >= max(2, rule.futility_from)
     if hopeless and upper_t(values, rule.futility_alpha) < threshold:
         why = f"the upper bound after {count} blocks is below {percent(threshold)}: no use in going on"
         return _decision(Action.REJECT, values, alpha or rule.alphas[-1], threshold, noise, why)
     return _decision(Action.CONTINUE, values, alpha or rule.alphas[-1], threshold, noise, "")
+
+
+def _may_be_excluded(seen: Sequence[float], rule: Rule) -> bool:
+    """Return whether stalls could be excluded with all blocks that may follow, if their mean is that of these."""
+    return mean_and_error(seen)[0] > hidden_loss(len(rule.selecting) + rule.max_blocks, rule.stall)
 
 
 def _decision(

@@ -20,6 +20,7 @@ from typing import Any
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.eval.ab.block import Block
 from specpilot_sglang.eval.ab.journal import Journal
+from specpilot_sglang.eval.ab.measure import log_ratios
 from specpilot_sglang.eval.ab.noise import Noise
 from specpilot_sglang.eval.ab.rule import Rule
 from specpilot_sglang.eval.forcing_report import ForcingReport
@@ -58,8 +59,10 @@ class Evidence:
 
     @property
     def confirming(self) -> Rule:
-        """The rule for the sealed prompts."""
-        return self.rule.confirming()
+        """The rule for the sealed prompts: it knows the selection, and for how many blocks prompts were drawn."""
+        selecting = log_ratios(self.selection, self.incumbent, self.candidate)
+        most = None if self.sealed is None else len(self.sealed.items) // self.sealed.per_block
+        return self.rule.confirming(selecting, most)
 
     @property
     def incumbent(self) -> str:
@@ -106,7 +109,7 @@ def _rule(path: Path) -> Rule:
     if not path.exists():
         return Rule()
     row = _json(path)
-    return Rule(**{**row, "looks": tuple(row["looks"]), "alphas": tuple(row["alphas"])})
+    return Rule(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def _confirm(trial: Trial, frozen: Frozen) -> None:
         used,
         frozen_sha256=frozen.sha256,
         per_block=trial.per_block,
-        blocks=trial.rule.max_blocks,
+        blocks=trial.rule.confirming().max_blocks,
+        fewest=trial.rule.max_blocks,
         answers=trial.answers,
         folder=trial.folder,
     )
@@ -131,7 +132,7 @@ def _confirm(trial: Trial, frozen: Frozen) -> None:
     confirmation = _experiment(
         trial, "confirmation", lambda index: replace(trial.workload, items=fresh.block(index)), after
     )
-    first = run_trial(confirmation, trial.noise, trial.rule.confirming()).blocks[0]
+    first = run_trial(confirmation, trial.noise, replace(known, sealed=fresh).confirming).blocks[0]
     with host_lock(trial.lock):
         check.score([trial.incumbent.name, trial.candidate.name], first, fresh.block(0), plain)
 

@@ -72,6 +72,7 @@ def draw(
     blocks: int,
     answers: int,
     folder: Path,
+    fewest: int | None = None,
 ) -> Sealed:
     """Draw sealed prompts into `folder`, or return those drawn there before for the same candidate.
 
@@ -80,9 +81,10 @@ def draw(
         used: ids of items that the selection has shown to the candidate.
         frozen_sha256: of the frozen candidate.
         per_block: prompts a block.
-        blocks: blocks of the confirmation.
+        blocks: most blocks of the confirmation.
         answers: further prompts, for token forcing.
         folder: where `sealed.json` goes.
+        fewest: blocks that a small pool must have prompts for; `blocks` by default.
 
     Raises:
         SpecPilotError: the pool has too few unused items, or another candidate's draw is there.
@@ -97,6 +99,8 @@ def draw(
     rng = random.Random(seed)
     shown = set(used)
     fresh = sorted((item for item in pool if item.id not in shown), key=lambda item: item.id)
+    if fewest is not None:
+        blocks = min(blocks, max(fewest, (len(fresh) - answers) // per_block))
     timed = per_block * blocks
     wanted = timed + answers
     if wanted > len(fresh):
