@@ -1,7 +1,8 @@
 """A small honest server that speaks SGLang's endpoints, from a toy language model; cheats derive from it.
 
 The toy model's next token is a fixed function of the whole prefix, so plain decoding, speculative decoding and
-continuations from a prefix agree, as they do on a real greedy model. Every verify step takes real time.
+continuations from a prefix agree, as they do on a real greedy model. A verify step takes real time in `/generate`; chat
+answers say what theirs take.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class ToyServer:
         self.client.close()
         self._http.shutdown()
         self._http.server_close()
+
+    was_killed = False
 
     def processes(self) -> list[Any]:
         return []
@@ -239,10 +242,10 @@ class ToyServer:
         handler.end_headers()
         count = 0
         for chunk, seconds in self.decode(prompt, body["max_completion_tokens"], body.get("ignore_eos", False)):
-            time.sleep(seconds)
             count += len(chunk)
             words = "".join(self.words.get(token, "") for token in chunk)
-            event(handler, {"choices": [{"index": 0, "delta": {"content": words}}]})
+            # The seconds are the client's clock, see `bench`: a busy machine must not decide a trial.
+            event(handler, {"choices": [{"index": 0, "delta": {"content": words}}], "toy_s": seconds})
         if cached:
             event(handler, {"choices": [], "sglext": {"cached_tokens_details": {"device": cached, "host": 0}}})
         event(handler, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": count}})
