@@ -70,6 +70,31 @@ def test_stop_ends_children_orphans_and_the_deaf(mode, tmp_path):
     assert not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_a_paused_server_is_stopped_but_for_its_launcher_and_goes_on_or_ends_when_told(tmp_path):
+    def states(server):
+        return {p.pid: p.status() == psutil.STATUS_STOPPED for p in server.processes()}
+
+    with stand_in("ready", tmp_path) as server:
+        assert until(lambda: len(server.processes()) >= 3)
+        leader = server.pid
+        server.pause()
+        assert until(lambda: states(server) == {pid: pid != leader for pid in states(server)})
+        server.resume()
+        assert until(lambda: not any(states(server).values()))
+        server.pause()
+        members = server.processes()
+    assert not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_started_server_is_not_started_again(tmp_path):
+    server = stand_in("ready", tmp_path)
+    server.launch()
+    server.start()
+    took = server.start_s
+    with server:
+        assert server.start_s == took
+
+
 def test_exception_in_the_block_stops_the_server(tmp_path):
     server = stand_in("ready", tmp_path)
     leaders = []
