@@ -28,8 +28,10 @@ from specpilot_sglang.eval.ab.hostlock import host_lock
 from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
 from specpilot_sglang.eval.arms import Arm
+from specpilot_sglang.eval.cores import share_cores
 from specpilot_sglang.eval.load.results import LoadResult, load_result
 from specpilot_sglang.eval.load.run import Workload, run_load, run_pair
+from specpilot_sglang.eval.provenance import gpu_names
 from specpilot_sglang.eval.servers import Server
 
 ATTEMPTS = 2
@@ -236,6 +238,8 @@ def _attempt(experiment: Experiment, index: int, attempt: int, made: list[Server
             if not in_turns:
                 server.pause()
         if in_turns:
+            if not gpu_names():
+                share_cores(servers.values())
             yield from _send_in_turns(experiment, servers, workload, index, attempt)
         for position, name in enumerate(names):
             yield name

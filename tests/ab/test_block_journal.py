@@ -52,6 +52,9 @@ class WatchedServer(FakeServer):
     events: ClassVar[list[tuple[str, str]]] = []
     broken = ""
 
+    def processes(self):
+        return []
+
     def __getattr__(self, name: str):
         def note() -> None:
             if (name, self.name) == ("start", self.broken):

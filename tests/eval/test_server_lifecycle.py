@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from specpilot_sglang.eval.cores import share_cores
 from specpilot_sglang.eval.processes import family, free_port
 from specpilot_sglang.eval.servers import Server, ServerStartError, last_error
 
@@ -84,6 +86,24 @@ def test_a_paused_server_is_stopped_but_for_its_launcher_and_goes_on_or_ends_whe
         server.pause()
         members = server.processes()
     assert not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_compared_servers_run_their_models_on_the_same_cores_and_the_rest_elsewhere(tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    first, *rest = sorted(os.sched_getaffinity(0))
+    other = subprocess.Popen(["sleep", "60"])
+    named = subprocess.Popen(["sglang::scheduler", "60"], executable="/bin/sleep")
+    processes = [psutil.Process(other.pid), psutil.Process(named.pid)]
+    try:
+        assert share_cores([SimpleNamespace(processes=lambda: processes)]) == tuple(rest)
+        assert [p.cpu_affinity() for p in processes] == [[first], rest]
+        assert share_cores([SimpleNamespace(processes=lambda: processes)], [first]) == ()
+        assert [p.cpu_affinity() for p in processes] == [[first], rest]
+    finally:
+        for process in (other, named):
+            process.kill()
+            process.wait()
 
 
 def test_a_started_server_is_not_started_again(tmp_path):
