@@ -18,6 +18,8 @@ from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, ver
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 
 _TILE = 32
+#: State rows a program, key columns at a time, and warps of `verify`.
+_PLAN = (64, 32, 4)
 _CHANNELS = 1024
 
 
@@ -52,7 +54,7 @@ def verify(
     slots: torch.Tensor,
     paths: TreePaths,
     keep: tuple[torch.Tensor, torch.Tensor] | None = None,
-    tile: int = _TILE,
+    plan: tuple[int, int, int] = _PLAN,
 ) -> torch.Tensor:
     """Outputs of every node, each from its own path; states stay as they are.
 
@@ -68,7 +70,7 @@ def verify(
         slots: int32 [batch]; negative rows are padding and come back as zeros.
         paths: the trees.
         keep: contiguous [batch * nodes, value heads] each, into which a and b are copied.
-        tile: rows of a state that one program holds.
+        plan: rows of a state that one program takes, key columns it reads at a time, and its warps.
 
     Returns:
         [batch * nodes, value heads, value dim] in v's dtype.
@@ -79,15 +81,16 @@ def verify(
     if not q.stride(0) == k.stride(0) == v.stride(0) or a.stride(1) != 1 or b.stride(1) != 1:
         raise ValueError("q, k and v must be views of one row, and gate projections dense in the heads")
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    tile = min(tile, dim)
+    tile, chunk, warps = min(plan[0], dim), min(plan[1], k.shape[2]), plan[2]
     kept_a, kept_b = (None, None) if keep is None else keep
     block_verify_kernel[(dim // tile, heads, batch)](
         q, k, v, a, b, a_log, dt_bias, states, slots, paths.ancestors, out, kept_a, kept_b,
         q.stride(0), a.stride(0), b.stride(0), states.stride(0),
         KEY_HEADS=k.shape[1], VALUE_HEADS=heads, KEY_DIM=k.shape[2], VALUE_DIM=dim,
-        NODES=nodes, SLOTS=max(16, triton.next_power_of_2(nodes)), TILE=tile, ROUNDS=width - 1, EPS=L2_EPS,
+        NODES=nodes, SLOTS=max(16, triton.next_power_of_2(nodes)), TILE=tile, CHUNK=chunk,
+        ROUNDS=width - 1, EPS=L2_EPS,
         PRECISION="ieee" if v.dtype == torch.float32 else "tf32x3",
-        PARTS=v.dtype == torch.bfloat16 and v.is_cuda, KEEP=keep is not None, num_warps=4,
+        PARTS=v.dtype == torch.bfloat16 and v.is_cuda, KEEP=keep is not None, num_warps=warps,
     )  # fmt: skip
     return out
 

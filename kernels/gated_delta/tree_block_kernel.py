@@ -17,19 +17,29 @@ import triton.language as tl
 
 
 @triton.jit
-def exact_dot(a, b, PRECISION: tl.constexpr, PARTS: tl.constexpr):
-    """Product of `a` [m, n] with `b` [p, n] transposed; `a` as loaded, `b` float32."""
+def exact_dot(a, b, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
+    """`total` plus the product of `a` [m, n] with `b` [p, n] transposed; `a` as loaded, `b` float32."""
     if PARTS:
         # Three BF16 parts hold all bits of a float32, and products of BF16 numbers are exact.
         high = b.to(tl.bfloat16)
         rest = b - high.to(tl.float32)
         middle = rest.to(tl.bfloat16)
         low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(a, tl.trans(low))
+        total = tl.dot(a, tl.trans(low), total)
         total = tl.dot(a, tl.trans(middle), total)
         total = tl.dot(a, tl.trans(high), total)
     else:
-        total = tl.dot(a.to(tl.float32), tl.trans(b), input_precision=PRECISION)
+        total = tl.dot(a.to(tl.float32), tl.trans(b), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def pair_dot(a, b, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
+    """`total` plus the product of `a` [m, n] with `b` [p, n] transposed, both as loaded."""
+    if PARTS:
+        total = tl.dot(a, tl.trans(b), total)
+    else:
+        total = tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), total, input_precision=PRECISION)
     return total
 
 
@@ -59,6 +69,7 @@ def block_verify_kernel(
     NODES: tl.constexpr,
     SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
     ROUNDS: tl.constexpr,
     EPS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -70,32 +81,39 @@ def block_verify_kernel(
     node = tl.arange(0, SLOTS)
     inside = node < NODES
     rows = (request * NODES + node).to(tl.int64)
-    keys = tl.arange(0, KEY_DIM)
     values = tile * TILE + tl.arange(0, TILE)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     target = out_ptr + rows[:, None] * VALUE_HEADS * VALUE_DIM + head * VALUE_DIM + values[None, :]
     a = tl.load(a_ptr + rows * a_stride + head, mask=inside, other=0.0)
     b = tl.load(b_ptr + rows * b_stride + head, mask=inside, other=0.0)
     if KEEP:
-        if tile == 0:
-            tl.store(kept_a_ptr + rows * VALUE_HEADS + head, a, mask=inside)
-            tl.store(kept_b_ptr + rows * VALUE_HEADS + head, b, mask=inside)
+        tl.store(kept_a_ptr + rows * VALUE_HEADS + head, a, mask=inside & (tile == 0))
+        tl.store(kept_b_ptr + rows * VALUE_HEADS + head, b, mask=inside & (tile == 0))
     slot = tl.load(slots_ptr + request)
     if slot < 0:
         tl.store(target, tl.zeros([SLOTS, TILE], dtype=out_ptr.dtype.element_ty), mask=inside[:, None])
         return
-    at = rows[:, None] * qkv_stride + key_head * KEY_DIM + keys[None, :]
-    q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0)
-    k = tl.load(k_ptr + at, mask=inside[:, None], other=0.0)
-    v_at = rows[:, None] * qkv_stride + head * VALUE_DIM + values[None, :]
-    v = tl.load(v_ptr + v_at, mask=inside[:, None], other=0.0).to(tl.float32)
-    place = slot.to(tl.int64) * slot_stride + head * VALUE_DIM * KEY_DIM
-    state = tl.load(state_ptr + place + values[:, None] * KEY_DIM + keys[None, :]).to(tl.float32)
-
-    wide = k.to(tl.float32)
-    k_norm = 1.0 / tl.sqrt(tl.sum(wide * wide, 1) + EPS)
-    wide = q.to(tl.float32)
-    q_norm = (KEY_DIM**-0.5) / tl.sqrt(tl.sum(wide * wide, 1) + EPS)
+    at = rows[:, None] * qkv_stride + key_head * KEY_DIM
+    place = slot.to(tl.int64) * slot_stride + head * VALUE_DIM * KEY_DIM + values[:, None] * KEY_DIM
+    kk = tl.zeros([SLOTS, SLOTS], dtype=tl.float32)
+    qk = tl.zeros([SLOTS, SLOTS], dtype=tl.float32)
+    old = tl.zeros([SLOTS, TILE], dtype=tl.float32)
+    out = tl.zeros([SLOTS, TILE], dtype=tl.float32)
+    k_square = tl.zeros([SLOTS], dtype=tl.float32)
+    q_square = tl.zeros([SLOTS], dtype=tl.float32)
+    for start in range(0, KEY_DIM, CHUNK):
+        keys = start + tl.arange(0, CHUNK)
+        k = tl.load(k_ptr + at + keys[None, :], mask=inside[:, None], other=0.0)
+        q = tl.load(q_ptr + at + keys[None, :], mask=inside[:, None], other=0.0)
+        state = tl.load(state_ptr + place + keys[None, :]).to(tl.float32)
+        kk = pair_dot(k, k, kk, PRECISION, PARTS)
+        qk = pair_dot(q, k, qk, PRECISION, PARTS)
+        old = exact_dot(k, state, old, PRECISION, PARTS)
+        out = exact_dot(q, state, out, PRECISION, PARTS)
+        k_square += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
+        q_square += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
+    k_norm = 1.0 / tl.sqrt(k_square + EPS)
+    q_norm = (KEY_DIM**-0.5) / tl.sqrt(q_square + EPS)
     x = a.to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
     softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(x)), x)
     log_decay = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32)) * softplus
@@ -108,20 +126,14 @@ def block_verify_kernel(
     ratio = tl.where(on_path, tl.exp(gap), 0.0)
     whole = tl.exp(path_decay)
 
-    if PARTS:
-        kk, qk = tl.dot(k, tl.trans(k)), tl.dot(q, tl.trans(k))
-    else:
-        keyed = tl.trans(k.to(tl.float32))
-        kk = tl.dot(k.to(tl.float32), keyed, input_precision=PRECISION)
-        qk = tl.dot(q.to(tl.float32), keyed, input_precision=PRECISION)
     strict = node[:, None] != node[None, :]
     mixing = tl.where(strict, ratio * kk * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
     reading = ratio * qk * q_norm[:, None] * k_norm[None, :]
-    old = exact_dot(k, state, PRECISION, PARTS) * (k_norm * whole)[:, None]
-    wanted = beta[:, None] * (v - old)
+    v_at = rows[:, None] * qkv_stride + head * VALUE_DIM + values[None, :]
+    v = tl.load(v_ptr + v_at, mask=inside[:, None], other=0.0).to(tl.float32)
+    wanted = beta[:, None] * (v - old * (k_norm * whole)[:, None])
     writes = wanted
-    for _ in tl.static_range(ROUNDS):
+    for _ in range(ROUNDS):
         writes = wanted - tl.dot(mixing, writes, input_precision=PRECISION)
-    out = exact_dot(q, state, PRECISION, PARTS) * (q_norm * whole)[:, None]
-    out += tl.dot(reading, writes, input_precision=PRECISION)
+    out = out * (q_norm * whole)[:, None] + tl.dot(reading, writes, input_precision=PRECISION)
     tl.store(target, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])

@@ -75,21 +75,20 @@ def accept(
     return index, front, lens, emitted, bonus, new_lens
 
 
-def move_rows(
-    data: torch.Tensor, strides: torch.Tensor, widest: int, slots: torch.Tensor, index: torch.Tensor, lens: torch.Tensor
-) -> None:
-    """Bring the rows of accepted nodes to the first slots of each request's window, in every buffer.
+def move_rows(pool: Any, slots: torch.Tensor, index: torch.Tensor, lens: torch.Tensor) -> None:
+    """Bring the rows of accepted nodes to the first slots of each request's window, in every buffer of a pool.
 
     Args:
-        data: uint64 [buffers], addresses; strides: int64 [buffers], bytes of a row.
-        widest: bytes of the widest row.
+        pool: SGLang's pool, of which `can_move` holds: addresses and row sizes of its buffers are read.
         slots: int64 [batch, nodes], rows of the window.
         index: int64 [batch, width], the accepted path; lens: int32 [batch], its length.
     """
     batch, nodes = slots.shape
-    move_kernel[(batch, data.numel(), triton.cdiv(widest, _BYTES))](
-        data, strides, slots, index, lens, NODES=nodes, WIDTH=index.shape[1], TILE=_BYTES, num_warps=4
-    )
+    tiles = triton.cdiv(int(pool._kv_copy_config["byte_tiles"] * pool._kv_copy_config["bytes_per_tile"]), _BYTES)
+    move_kernel[(batch, pool.data_ptrs.numel(), tiles)](
+        pool.data_ptrs, pool.data_strides, slots, index, lens,
+        NODES=nodes, WIDTH=index.shape[1], TILE=_BYTES, num_warps=4,
+    )  # fmt: skip
 
 
 def can_move(pool: Any) -> bool:

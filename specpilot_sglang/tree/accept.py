@@ -17,55 +17,70 @@ from specpilot_sglang.kernels.tree_build.tree import Trees
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a verify pass settled, for `batch` requests and paths of at most `width` nodes.
+    """What a verify pass settled, for `batch` requests, trees of `nodes` rows and paths of at most `width` nodes.
 
     Attributes:
         index: int64 [batch, width], nodes of the accepted path from the root on, -1 past its end.
+        front: int64 [batch, width], the same with a place's own number past the end.
         lens: int32 [batch], tokens emitted, the target's own last one included.
-        tokens: int64 [batch, width], the emitted tokens; undefined past `lens`.
+        emitted: int64 [batch, nodes], the emitted tokens; undefined past `lens`.
         bonus: int64 [batch], the last of them, which no draft proposed.
+        new_lens: int64 [batch], tokens that are cached after this step.
     """
 
     index: torch.Tensor
+    front: torch.Tensor
     lens: torch.Tensor
-    tokens: torch.Tensor
+    emitted: torch.Tensor
     bonus: torch.Tensor
+    new_lens: torch.Tensor
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Emitted tokens by place on the path, int64 [batch, width]."""
+        return self.emitted[:, : self.index.shape[1]]
 
     def flat_index(self, nodes: int) -> torch.Tensor:
         """`index` into a batch's flat rows, `nodes` rows a request; int64 [batch, width], -1 past the path."""
         offset = torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
         return torch.where(self.index >= 0, self.index + offset, -1)
 
-    def front_index(self) -> torch.Tensor:
-        """`index` where the path goes on and a row's own place past it; int64 [batch, width]."""
-        own = torch.arange(self.index.shape[1], device=self.index.device)
-        return torch.where(self.index >= 0, self.index, own)
 
-
-def walk(trees: Trees, seen: torch.Tensor, chosen: torch.Tensor, width: int) -> Accepted:
+def accept(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) -> Accepted:
     """Follow the children that carry the target's token, from the root until none does.
 
     Args:
         trees: the drafted trees.
-        seen: bool [batch, nodes, nodes], `trees.ancestors()`.
         chosen: int [batch, nodes], the target's token after each node.
+        lengths: int [batch], cached tokens before the root.
         width: longest path, the root included.
     """
-    chosen = chosen.long()
+    if trees.tokens.is_cuda:
+        from specpilot_sglang.kernels.tree_build import verify
+
+        index, front, lens, emitted, bonus, new_lens = verify.accept(trees, chosen.long(), lengths, width)
+        return Accepted(index, front, lens, emitted, bonus, new_lens)
+    return walk(trees, chosen.long(), lengths, width)
+
+
+def walk(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) -> Accepted:
+    """`accept` in torch: its oracle, and what a machine without a GPU runs."""
     parents = trees.parents
     agrees = (trees.tokens == chosen.gather(1, parents.clamp(min=0))) & (parents >= 0)
     agrees[:, 0] = True
     # A node is on the path when it and every ancestor of it agree; siblings differ, so one path is left.
-    kept = ~(seen & ~agrees[:, None, :]).any(-1)
+    kept = ~(trees.ancestors() & ~agrees[:, None, :]).any(-1)
     batch, nodes = kept.shape
     index = torch.full((batch, width + 1), -1, dtype=torch.int64, device=kept.device)
     place = torch.where(kept, trees.depths, width)
     index.scatter_(1, place, torch.arange(nodes, device=kept.device).expand(batch, -1))
     index = index[:, :width]
     lens = kept.sum(1)
-    tokens = chosen.gather(1, index.clamp(min=0))
-    bonus = tokens.gather(1, (lens - 1)[:, None]).squeeze(1)
-    return Accepted(index, lens.int(), tokens, bonus)
+    emitted = chosen.new_zeros(batch, max(nodes, width))
+    emitted[:, :width] = chosen.gather(1, index.clamp(min=0))
+    bonus = emitted.gather(1, (lens - 1)[:, None]).squeeze(1)
+    front = torch.where(index >= 0, index, torch.arange(width, device=index.device))
+    return Accepted(index, front, lens.int(), emitted[:, :nodes], bonus, lengths.long() + lens)
 
 
 def draw(probs: torch.Tensor, seeds: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The drafter's block pass, and each position's candidates over the target's LM head."""
+"""The drafter's block pass, and the trees that are made of what it says."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ from typing import Any
 
 import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+    enable_num_token_non_padded,
+)
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from specpilot_sglang.kernels.tree_build.scores import MarginalScores
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 
 
-def draft_block(worker: Any, batch: Any, slots: torch.Tensor) -> torch.Tensor:
-    """Run the drafter once over a block of the committed token and masks.
+def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
+    """Run the drafter once over a block of the committed token and masks, and build a tree a request.
 
     Args:
         worker: the tree worker.
         batch: SGLang's decode batch; `batch.spec_info` holds the committed tokens.
-        slots: int64 [batch, block], KV slots for the block.
 
     Returns:
-        [batch, block - 1, hidden], what the drafter says of each masked position.
+        The sampler's own buffers, which the next call overwrites.
     """
-    size, block = slots.shape
-    lengths = batch.seq_lens
-    ids = torch.full((size, block), int(worker._mask_token_id), dtype=torch.int64, device=slots.device)
-    ids[:, 0] = batch.spec_info.bonus_tokens
-    positions = (lengths[:, None] + torch.arange(block, device=slots.device)).flatten()
+    ids, positions, slots = _block(worker, batch)
+    size, block = ids.shape
     host = _host_lengths(batch, block)
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=size,
         input_ids=ids.flatten(),
         req_pool_indices=batch.req_pool_indices,
-        seq_lens=lengths,
+        seq_lens=batch.seq_lens,
         out_cache_loc=slots.flatten(),
         seq_lens_sum=int(host.sum()),
         seq_lens_cpu=host,
-        positions=positions,
+        positions=positions.flatten(),
         input_embeds=_embed(worker, ids),
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
         spec_info=worker._draft_block_spec_info,
         capture_hidden_mode=CaptureHiddenMode.NULL,
+        num_token_non_padded=(
+            torch.full((), size * block, dtype=torch.int32, device=ids.device)
+            if enable_num_token_non_padded()
+            else None
+        ),
         global_num_token_non_padded_cpu=size * block,
-        can_run_decode_cuda_graph=False,
+        can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
     )
     plan(worker, batch, slots).bind(forward, worker.draft_model_runner.kv_index_translator)
     with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
-        hidden = worker.draft_model_runner.forward(forward).logits_output.hidden_states
-    return hidden.view(size, block, -1)[:, 1:]
+        output = worker.draft_model_runner.forward(forward)
+        if worker._draft_sampler is None or not output.can_run_graph:
+            worker.sampler(output.logits_output.hidden_states, forward.input_ids)
+    made: LinkedTrees = worker.sampler.out.first(size)
+    return made
 
 
 def plan(worker: Any, batch: Any, slots: torch.Tensor) -> Any:
@@ -66,33 +74,49 @@ def plan(worker: Any, batch: Any, slots: torch.Tensor) -> Any:
     )
 
 
-def candidates(worker: Any, hidden: torch.Tensor, width: int) -> MarginalScores:
-    """Best `width` tokens of each masked position with their log probabilities, over all ranks' vocabulary shards."""
-    head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
-    size, depth, dim = hidden.shape
-    logits = worker.head_logits(hidden.reshape(-1, dim), head).view(size, depth, -1)
-    shard = getattr(head, "shard_indices", None)
-    start = 0
-    if shard is not None:
-        logits, start = logits[..., : shard.num_org_elements], int(shard.org_vocab_start_index)
-    group = get_parallel().tp_group
-    if group.world_size == 1:
-        return MarginalScores.from_logits(logits, width)
-    return _over_ranks(logits.float(), start, width, group)
+def window(worker: Any, batch: Any, nodes: int) -> torch.Tensor:
+    """KV slots that the scheduler reserved behind each request's tokens, int64 [batch, nodes]."""
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    if table.is_cuda:
+        from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
+
+        size = len(batch.seq_lens)
+        slots: torch.Tensor = assign_extend_cache_locs_uniform_func(
+            req_pool_indices=batch.req_pool_indices,
+            req_to_token=table,
+            start_offset=batch.seq_lens,
+            batch_size=size,
+            draft_token_num=nodes,
+            device=table.device,
+        )
+        return slots.view(size, nodes)
+    columns = batch.seq_lens.long()[:, None] + torch.arange(nodes, device=table.device)
+    return table[batch.req_pool_indices.long()[:, None], columns].long()
 
 
-def _over_ranks(logits: torch.Tensor, start: int, width: int, group: Any) -> MarginalScores:
-    best, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
-    # Doubles hold every token id, so one gather carries scores, ids and the shard's normaliser.
-    packed = torch.cat([best.double(), (tokens + start).double(), logits.logsumexp(-1, keepdim=True).double()], -1)
-    shares = group.all_gather(packed.contiguous(), dim=0).view(group.world_size, *packed.shape)
-    count = best.shape[-1]
-    scores = shares[..., :count].movedim(0, -2).flatten(-2)
-    ids = shares[..., count : 2 * count].movedim(0, -2).flatten(-2).long()
-    whole = shares[..., -1].logsumexp(0)
-    # Ranks hold rising shards, so a stable sort resolves ties as one vocabulary would: the lower token first.
-    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :width]
-    return MarginalScores(ids.gather(-1, order), (scores.gather(-1, order) - whole[..., None]).float())
+def _block(worker: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Input ids, positions and KV slots of the block, int64 [batch, block] each."""
+    size, block = len(batch.seq_lens), int(worker.block_size)
+    device = batch.seq_lens.device
+    if device.type == "cuda":
+        from sglang.kernels.ops.speculative.dflash import _prepare_dflash_draft_block_unchecked
+
+        ids, positions, slots = torch.empty(3, size, block, dtype=torch.int64, device=device)
+        _prepare_dflash_draft_block_unchecked(
+            bonus_tokens=batch.spec_info.bonus_tokens.view(-1),
+            prefix_lens=batch.seq_lens.view(-1),
+            req_pool_indices=batch.req_pool_indices.view(-1),
+            req_to_token=worker.model_runner.req_to_token_pool.req_to_token,
+            block_ids_out=ids,
+            positions_out=positions,
+            cache_loc_out=slots,
+            mask_token_id=int(worker._mask_token_id),
+        )
+        return ids, positions, slots
+    ids = torch.full((size, block), int(worker._mask_token_id), dtype=torch.int64, device=device)
+    ids[:, 0] = batch.spec_info.bonus_tokens
+    positions = batch.seq_lens.long()[:, None] + torch.arange(block, device=device)
+    return ids, positions, window(worker, batch, block)
 
 
 def _embed(worker: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -101,7 +125,9 @@ def _embed(worker: Any, ids: torch.Tensor) -> torch.Tensor:
         embeds = torch.nn.functional.embedding(ids, worker._full_embed_gpu)
     else:
         embeds = module(ids)
-    return (embeds * worker._noise_embed_scale).view(-1, embeds.shape[-1])
+    if worker._noise_embed_scale != 1.0:
+        embeds = embeds * worker._noise_embed_scale
+    return embeds.view(-1, embeds.shape[-1])
 
 
 def _host_lengths(batch: Any, block: int) -> torch.Tensor:

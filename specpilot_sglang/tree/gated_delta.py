@@ -13,39 +13,7 @@ import torch
 
 from specpilot_sglang.kernels.gated_delta import tree, tree_ref
 from specpilot_sglang.tree.accept import Accepted
-
-_KEPT = "_specpilot_nodes"
-
-
-class KeptInputs:
-    """Inputs of all nodes of a verify pass, [layers, rows, ...]; `rows` is requests times nodes.
-
-    Attributes:
-        x: convolution inputs; mixed: its outputs, q, k and v side by side; a, b: gate projections.
-        a_log, dt_bias: float32 [layers, value heads], the layers' parameters.
-    """
-
-    def __init__(self, layers: int, rows: int, layer: Any, x: torch.Tensor, a: torch.Tensor) -> None:
-        def empty(width: int, like: torch.Tensor) -> torch.Tensor:
-            return torch.empty(layers, rows, width, dtype=like.dtype, device=like.device)
-
-        self.rows = rows
-        self.x, self.mixed = empty(x.shape[1], x), empty(x.shape[1], x)
-        self.a, self.b = empty(layer.num_v_heads, a), empty(layer.num_v_heads, a)
-        self.a_log = torch.zeros(layers, layer.num_v_heads, device=x.device)
-        self.dt_bias = torch.zeros_like(self.a_log)
-        self.layer = layer
-
-    def split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views of q, k [..., key heads, dim] and v [..., value heads, dim] in rows [..., q | k | v]."""
-        layer = self.layer
-        q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
-        lead = mixed.shape[:-1]
-        return (
-            q.view(*lead, layer.num_q_heads, layer.head_q_dim),
-            k.view(*lead, layer.num_k_heads, layer.head_k_dim),
-            v.view(*lead, layer.num_v_heads, layer.head_v_dim),
-        )
+from specpilot_sglang.tree.buffers import buffers_of, kept_bytes
 
 
 def verify_layer(
@@ -65,20 +33,22 @@ def verify_layer(
     batch, nodes, _ = paths.nodes_of.shape
     pool = backend.req_to_token_pool
     index, cache = pool.mamba2_layer_index(layer.layer_id), pool.mamba2_layer_cache(layer.layer_id)
-    kept = _kept(backend, layer, batch * nodes, mixed_qkv, a)
+    kept = buffers_of(backend._model_runner).kept
+    if kept is None or batch * nodes > kept.rows:
+        raise RuntimeError(f"a verify pass of {batch} x {nodes} nodes is more than was kept room for")
     rows = slice(0, batch * nodes)
     slots = backend.forward_metadata.mamba_cache_indices[:batch].int()
     ops = _ops(mixed_qkv)
-    x = mixed_qkv[rows]
-    kept.x[index, rows], kept.a[index, rows], kept.b[index, rows] = x, a[rows], b[rows]
-    kept.a_log[index], kept.dt_bias[index] = layer.A_log, layer.dt_bias
     mixed = ops.conv_verify(
-        x, layer.conv_weights, layer.bias, cache.conv[0], slots, paths, silu=layer.activation in ("silu", "swish")
-    )
-    kept.mixed[index, rows] = mixed
-    q, k, v = kept.split(mixed)
-    gates = (kept.a[index, rows], kept.b[index, rows], kept.a_log[index], kept.dt_bias[index])
-    out = ops.verify(q, k, v, *gates, cache.temporal, slots, paths)
+        mixed_qkv[rows], layer.conv_weights, layer.bias, cache.conv[0], slots, paths,
+        silu=layer.activation in ("silu", "swish"), out=kept.mixed[index, rows], keep=kept.x[index, rows],
+    )  # fmt: skip
+    out = ops.verify(
+        *kept.split(mixed), a[rows], b[rows], layer.A_log, layer.dt_bias, cache.temporal, slots, paths,
+        keep=(kept.a[index, rows], kept.b[index, rows]),
+    )  # fmt: skip
+    if mixed_qkv.shape[0] == batch * nodes:
+        return out[None]
     whole = out.new_zeros(1, mixed_qkv.shape[0], *out.shape[1:])
     whole[0, rows] = out
     return whole
@@ -87,28 +57,50 @@ def verify_layer(
 def commit_layers(worker: Any, batch: Any, accepted: Accepted, nodes: int) -> None:
     """Replay every request's accepted path into its state slot, in all layers, and snapshot at track boundaries."""
     backend = worker.model_runner.attn_backend.linear_attn_backend
-    kept: KeptInputs = backend.__dict__[_KEPT]
+    kept = buffers_of(worker.model_runner).kept
+    if kept is None:
+        raise RuntimeError("the target has Gated DeltaNet layers, but their inputs were not kept")
     size = len(accepted.lens)
     rows = slice(0, size * nodes)
     cache = backend.req_to_token_pool.get_speculative_mamba2_params_all_layers()
     path = tree.Path(
-        accepted.index.clamp(min=0).int().contiguous(),
-        accepted.lens.int(),
+        accepted.index.int(),
+        accepted.lens,
         backend.forward_metadata.mamba_cache_indices[:size].int(),
         *_track(backend, batch, accepted),
     )
     _, k, v = kept.split(kept.mixed[:, rows])
-    gates = (kept.a[:, rows], kept.b[:, rows], kept.a_log, kept.dt_bias)
     ops = _ops(k)
-    ops.commit(k, v, *gates, cache.temporal, path, nodes)
+    ops.commit(k, v, kept.a[:, rows], kept.b[:, rows], *kept.gates(), cache.temporal, path, nodes)
     ops.conv_commit(kept.x[:, rows], cache.conv[0], path, nodes)
 
 
 def shrink_state_pool(original: Callable[..., None], pool: Any, **kwargs: Any) -> None:
-    """In place of `MambaPool.__init__`: room for one node a request, which only passes without a tree ever use."""
+    """In place of `MambaPool.__init__`: room for one node of one request; no pass over a tree reads or writes it."""
     if kwargs.get("speculative_num_draft_tokens") is not None and not kwargs["cache_params"].is_kda:
         kwargs["speculative_num_draft_tokens"] = 1
+        kwargs["spec_state_size"] = 1
     original(pool, **kwargs)
+
+
+def plan_state_memory(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
+    """In place of `KVCacheConfigurator._handle_max_mamba_cache`: reserve what is kept, not a state a node.
+
+    Args:
+        total_rest_memory: GB (2**30 bytes) that pools may have.
+
+    Returns:
+        GB that are left for keys and values.
+    """
+    from sglang.srt.runtime_context import get_schedule, get_spec
+
+    nodes = get_spec().speculative_num_draft_tokens
+    params = configurator.mambaish_config.mamba2_cache_params
+    rows = nodes * max(1, get_schedule().max_running_requests or 1)
+    # Inputs of all nodes, and the two states that `shrink_state_pool` leaves.
+    kept = kept_bytes(configurator.mambaish_config, rows, len(params.layers), 2) + 2 * params.mamba_cache_per_req
+    with get_spec().override(speculative_num_draft_tokens=0):
+        return original(configurator, total_rest_memory - kept / (1 << 30))
 
 
 def _track(backend: Any, batch: Any, accepted: Accepted) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -124,14 +116,6 @@ def _track(backend: Any, batch: Any, accepted: Accepted) -> tuple[torch.Tensor |
     crosses = (before // grid != after // grid) & (step >= 0)
     slots = backend._translate_mamba_indices(batch.mamba_track_indices)
     return slots.int(), torch.where(crosses, step, -1).int()
-
-
-def _kept(backend: Any, layer: Any, rows: int, x: torch.Tensor, a: torch.Tensor) -> KeptInputs:
-    kept: KeptInputs | None = backend.__dict__.get(_KEPT)
-    if kept is None or kept.rows < rows:
-        kept = KeptInputs(len(backend.req_to_token_pool.mamba_map), rows, layer, x, a)
-        backend.__dict__[_KEPT] = kept
-    return kept
 
 
 def _ops(x: torch.Tensor) -> Any:

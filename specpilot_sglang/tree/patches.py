@@ -7,15 +7,17 @@ from typing import Any
 
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
-from specpilot_sglang.tree.gated_delta import shrink_state_pool, verify_layer
+from specpilot_sglang.tree.gated_delta import plan_state_memory, shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
-from specpilot_sglang.tree.worker import TREE_NODES, TREE_STEPS, tree_worker
+from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, block_of, tree_worker
 
 _FINGERPRINTS = {
     "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2": "4a6fd5173f764c8d",
     "sglang.srt.arg_groups.speculative_hook:_handle_dflash": "61143f903a1baeae",
     "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend": "d60a78c55ca84bef",
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info": "e9e6211d0e4bdb8a",
     "sglang.srt.mem_cache.memory_pool:MambaPool.__init__": "4658baa3f7e767b0",
+    "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
 }
 
 
@@ -26,9 +28,13 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         tree: its settings.
         steps_counter: counter of draft-and-verify steps, which the stock worker's own patch no longer reaches.
     """
-    counters.declare(TREE_STEPS)
-    counters.declare(TREE_NODES)
-    worker, arguments, layer, pool = _FINGERPRINTS
+    for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS):
+        counters.declare(name)
+    worker, arguments, layer, graph, pool, memory = _FINGERPRINTS
+
+    def captured(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
+        return _captured_input(original, runner, num_tokens, tree)
+
     patches = [
         Patch(
             worker,
@@ -38,14 +44,30 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
             "drafts, verifies and commits best-first trees",
         ),
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
+        Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
     ]
     if tree.gated_delta:
         why = "keeps nodes' inputs in place of their states"
         patches += [
             Patch(layer, Kind.AROUND, verify_layer, _FINGERPRINTS[layer], why),
             Patch(pool, Kind.AROUND, shrink_state_pool, _FINGERPRINTS[pool], why),
+            Patch(memory, Kind.AROUND, plan_state_memory, _FINGERPRINTS[memory], why),
         ]
     return patches
+
+
+def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int, tree: TreeSettings) -> Any:
+    """In place of `DecodeCudaGraphRunner.get_spec_info`: the target's graphs verify trees, the drafter's blocks."""
+    target = runner.model_runner
+    if target.is_draft_worker or not target.spec_algorithm.is_dflash_family():
+        return original(runner, num_tokens)
+    from specpilot_sglang.tree.buffers import buffers_of
+    from specpilot_sglang.tree.verify_input import TreeVerifyInput
+
+    nodes = runner.captured_req_width
+    return TreeVerifyInput.captured(
+        nodes, block_of(target, tree) - 1, num_tokens // nodes, buffers_of(target).paths, target.device
+    )
 
 
 def _keep_tree_width(original: Callable[[Any], None], server_args: Any) -> None:

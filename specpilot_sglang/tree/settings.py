@@ -12,6 +12,13 @@ from specpilot_sglang.plugin.drafter import algorithm_of
 
 #: Block size that SGLang assumes where the drafter's config names none.
 _DEFAULT_BLOCK = 16
+#: Drafters whose block pass gives edge scores: marginals, or a selector's pairs.
+_DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
+#: Attention backends that verify irregular trees on CUDA: a cascade over the prefix and each node's own ancestors, or a
+#: mask. FlashInfer would plan on the host in every step; others take chains only.
+TREE_BACKENDS = ("fa3", "triton")
+#: Rows a verify pass may have on CUDA: one set of graphs is captured, a smaller tree is padded up to its tier.
+WIDTHS = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,7 @@ class TreeSettings:
     """Shape of a draft tree.
 
     Attributes:
-        budget: rows of a verify pass for each request, the root included.
+        budget: nodes of a tree, the root included.
         max_depth: tokens from the root to the deepest node, None for the drafter's whole block.
         gated_delta: whether the target has Gated DeltaNet layers, whose nodes' inputs are kept in place of states.
     """
@@ -27,6 +34,10 @@ class TreeSettings:
     budget: int
     max_depth: int | None = None
     gated_delta: bool = False
+
+    def width(self, gpu: str) -> int:
+        """Rows of a verify pass for each request; a CPU pays for every row, so it has no tiers."""
+        return self.budget if gpu == "cpu" else next(n for n in WIDTHS if n >= self.budget)
 
     def block(self, trained: int) -> int:
         """Tokens the drafter is asked for at once, the committed one included; never more than can be verified."""
@@ -69,7 +80,7 @@ def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str
         bounds += [n for n in (overlay.tree.budget, _plus_root(overlay.tree.max_depth)) if n is not None]
         return {"speculative_num_draft_tokens": min(bounds)}
     _check(overlay, drafter, gpu)
-    return {"speculative_num_draft_tokens": settings.budget}
+    return {"speculative_num_draft_tokens": settings.width(gpu)}
 
 
 def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
@@ -81,12 +92,23 @@ def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
     settings = tree_settings(overlay)
     if overlay is None or settings is None:
         return
+    cuda = _on_cuda(server_args)
+    named = {
+        server_args.attention_backend,
+        server_args.prefill_attention_backend,
+        server_args.decode_attention_backend,
+        server_args.speculative_draft_attention_backend,
+    }
     refusals = {
         "--speculative-algorithm other than DFLASH": server_args.speculative_algorithm not in (None, "DFLASH"),
-        "--speculative-num-draft-tokens": server_args.speculative_num_draft_tokens not in (None, settings.budget),
+        "--speculative-num-draft-tokens": server_args.speculative_num_draft_tokens not in (None, *_widths(settings)),
         "--speculative-dflash-block-size": server_args.speculative_dflash_block_size is not None,
         "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
-        "--page-size above 1": server_args.page_size not in (None, 1),
+        "--page-size above 1 on the CPU platform": server_args.page_size not in (None, 1) and not cuda,
+        f"--attention-backend other than {' or '.join(TREE_BACKENDS)}": cuda and not named <= {None, *TREE_BACKENDS},
+        "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
+        "--enable-pdmux": server_args.enable_pdmux,
+        "--disaggregation-mode": server_args.disaggregation_mode not in (None, "null"),
         "--enable-dp-attention": server_args.enable_dp_attention,
         "--enable-linear-replayssm-spec": server_args.enable_linear_replayssm_spec,
         "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
@@ -100,9 +122,9 @@ def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
 
 
 def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
-    if drafter.architecture != "DFlashDraftModel":
+    if drafter.architecture not in _DRAFTERS:
         raise PluginError(
-            f"best-first trees are served over DFlashDraftModel in this version, not over {drafter.architecture}",
+            f"best-first trees are served over {' and '.join(_DRAFTERS)}, not over {drafter.architecture}",
             where=drafter.where,
             fix=f"set tree.kind: chain in the overlay {overlay.name}",
         )
@@ -113,12 +135,24 @@ def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
             where=f"{drafter.where}:dflash_config.projector_type",
             fix=f"set tree.kind: chain in the overlay {overlay.name}",
         )
-    if gpu != "cpu":
+    budget = overlay.tree.budget or 0
+    if gpu != "cpu" and budget > WIDTHS[-1]:
         raise PluginError(
-            f"best-first trees are served on the CPU reference platform in this version, not on {gpu}",
-            where=overlay.name,
-            fix="set tree.kind: chain",
+            f"a tree of {budget} nodes is more than the {WIDTHS[-1]} that are verified on a GPU",
+            where=f"{overlay.name}:tree.budget",
+            fix=f"set tree.budget to {WIDTHS[-1]} or less",
         )
+
+
+def _on_cuda(server_args: Any) -> bool:
+    from specpilot_sglang.plugin.deployment import gpu_name
+
+    return gpu_name(server_args.device) != "cpu"
+
+
+def _widths(settings: TreeSettings) -> set[int]:
+    """What a user may name as the width: the tree's own, or its tier."""
+    return {settings.budget, *(n for n in WIDTHS if n == next((w for w in WIDTHS if w >= settings.budget), 0))}
 
 
 def _has_gated_delta(target: Checkpoint) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
@@ -18,33 +19,32 @@ from sglang.srt.speculative.spec_utils import (
     commit_mamba_states_after_verify,
 )
 
-from specpilot_sglang.kernels.tree_build.build import build
-from specpilot_sglang.kernels.tree_build.tree import Trees
-from specpilot_sglang.tree.accept import Accepted, target_tokens, walk
-from specpilot_sglang.tree.draft import candidates, draft_block, plan
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
+from specpilot_sglang.kernels.tree_build.verify import can_move, move_rows
+from specpilot_sglang.tree.accept import Accepted, accept, target_tokens
+from specpilot_sglang.tree.draft import draft_trees, plan, window
 from specpilot_sglang.tree.gated_delta import commit_layers
+from specpilot_sglang.tree.simulate import forced
 from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
 
 def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
     """Advance every request of a decode batch by the accepted path of its tree and the target's next token."""
-    nodes = worker.tree.budget
+    nodes = worker.width
     stream = torch.get_device_module(worker.device).current_stream()
     batch.seq_lens.record_stream(stream)
     draft_input, lengths = batch.spec_info, batch.seq_lens
-    slots = _window(worker, batch, nodes)
-    hidden = draft_block(worker, batch, slots[:, : worker.block_size])
-    edges = candidates(worker, hidden, nodes - 1)
-    trees = build(edges, draft_input.bonus_tokens, nodes, worker.max_depth)
+    made = draft_trees(worker, batch)
+    slots = window(worker, batch, nodes)
     verify_plan = plan(worker, batch, slots)
-    seen = trees.ancestors()
+    host = draft_input.nxt_kv_lens_cpu if batch.seq_lens_cpu is None else batch.seq_lens_cpu
     verify_input = TreeVerifyInput.of(
-        trees, seen, lengths, worker.max_depth, slots.flatten(), verify_plan, worker.tree.gated_delta
+        made, lengths, int(host.sum()), worker.max_depth, slots.flatten(), verify_plan, worker.buffers.paths
     )
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
     logits_output = output.logits_output
-    accepted = _accept(worker, batch, trees, seen, verify_input, logits_output, draft_input)
+    accepted = _accept(worker, batch, made, verify_input, logits_output, draft_input)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
 
     # Both read `batch.seq_lens` as the lengths before this step.
@@ -53,32 +53,22 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     else:
         commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, accepted.flat_index(nodes), nodes)
     front = _move_kv(worker, slots, accepted)
-    new_lens = lengths + accepted.lens.to(lengths.dtype)
     if on_publish is not None:
-        on_publish(new_lens)
+        on_publish(accepted.new_lens)
     _feed_drafter(worker, logits_output, accepted, front, verify_plan, lengths)
     logits_output.hidden_states = None
 
-    emitted = accepted.tokens.new_zeros(len(lengths), nodes)
-    emitted[:, : accepted.tokens.shape[1]] = accepted.tokens
     return GenerationBatchResult(
         logits_output=logits_output,
-        next_token_ids=emitted.flatten(),
+        next_token_ids=accepted.emitted.flatten(),
         accept_lens=accepted.lens,
         can_run_cuda_graph=output.can_run_cuda_graph,
-        next_draft_input=make_draft_input_v2(bonus_tokens=accepted.bonus, new_seq_lens=new_lens),
+        next_draft_input=make_draft_input_v2(bonus_tokens=accepted.bonus, new_seq_lens=accepted.new_lens),
         speculative_num_draft_tokens=nodes,
-        new_seq_lens=new_lens,
+        new_seq_lens=accepted.new_lens,
         routed_experts_output=output.routed_experts_output,
         indexer_topk_output=output.indexer_topk_output,
     )
-
-
-def _window(worker: Any, batch: Any, nodes: int) -> torch.Tensor:
-    """KV slots that the scheduler reserved behind each request's tokens, int64 [batch, nodes]."""
-    table = worker.model_runner.req_to_token_pool.req_to_token
-    columns = batch.seq_lens.long()[:, None] + torch.arange(nodes, device=table.device)
-    return table[batch.req_pool_indices.long()[:, None], columns].long()
 
 
 def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barrier: Any) -> Any:
@@ -109,13 +99,7 @@ def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barr
 
 
 def _accept(
-    worker: Any,
-    batch: Any,
-    trees: Trees,
-    seen: torch.Tensor,
-    verify_input: TreeVerifyInput,
-    logits_output: Any,
-    draft_input: Any,
+    worker: Any, batch: Any, made: LinkedTrees, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
 ) -> Accepted:
     logits = logits_output.next_token_logits
     chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
@@ -123,7 +107,10 @@ def _accept(
     greedy = batch.sampling_info is None or batch.sampling_info.is_all_greedy
     site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
     worker._tp_sync.sync(site, chosen)
-    return walk(trees, seen, chosen.view(trees.tokens.shape), worker.max_depth + 1)
+    chosen = chosen.view(made.trees.tokens.shape)
+    if worker.simulated_length:
+        chosen = forced(made, chosen, worker.simulated_length)
+    return accept(made.trees, chosen, batch.seq_lens, worker.max_depth + 1)
 
 
 def _finish_outputs(
@@ -154,9 +141,12 @@ def _finish_outputs(
 def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> torch.Tensor:
     """Bring the accepted path's keys and values to the front of each window; returns the front's slots."""
     front = slots[:, : accepted.index.shape[1]]
-    source = slots.gather(1, accepted.front_index())
     pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
-    pool.move_kv_cache(front.flatten(), source.flatten())
+    rows = pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool
+    if slots.is_cuda and type(rows) is MHATokenToKVPool and can_move(rows):
+        move_rows(rows, slots, accepted.index, accepted.lens)
+        return front
+    pool.move_kv_cache(front.flatten(), slots.gather(1, accepted.front).flatten())
     return front
 
 
@@ -166,9 +156,9 @@ def _feed_drafter(
     """Give the drafter context keys and values of accepted nodes only, at the places they were moved to."""
     batch, width = front.shape
     hidden = logits_output.hidden_states
-    nodes = worker.tree.budget
+    nodes = worker.width
     hidden = hidden[: batch * nodes].view(batch, nodes, -1)
-    path = hidden.gather(1, accepted.front_index()[:, :, None].expand(-1, -1, hidden.shape[2]))
+    path = hidden.gather(1, accepted.front[:, :, None].expand(-1, -1, hidden.shape[2]))
     locs = worker._draft_write_ids(kv_plan).view(batch, nodes)[:, :width].contiguous()
     positions = lengths.long()[:, None] + torch.arange(width, device=front.device)
     worker._append_target_hidden_to_draft_kv_by_loc(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
-from specpilot_sglang.kernels.tree_build.tree import Trees, full_mask
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
+from specpilot_sglang.kernels.tree_build.tree import full_mask
 
 
 @dataclass
@@ -35,43 +37,76 @@ class TreeVerifyInput(EagleVerifyInput):
     @classmethod
     def of(
         cls,
-        trees: Trees,
-        seen: torch.Tensor,
+        made: LinkedTrees,
         lengths: torch.Tensor,
+        cached: int,
         max_depth: int,
         cache_locs: torch.Tensor,
         plan: object,
-        gated_delta: bool = False,
+        room: TreePaths | None,
     ) -> TreeVerifyInput:
-        """Describe `trees` to the target.
+        """Describe trees to the target.
 
         Args:
-            trees: what the drafter proposes.
-            seen: bool [batch, nodes, nodes], `trees.ancestors()`.
+            made: what the drafter proposes.
             lengths: int [batch], cached tokens of each request.
+            cached: an upper bound of their sum, known to the host.
             max_depth: tokens of the longest path a tree may have.
             cache_locs: int64 [batch * nodes], KV slots of the nodes.
             plan: SGLang's KV plan of these slots.
-            gated_delta: whether the target has Gated DeltaNet layers.
+            room: where the paths go that Gated DeltaNet layers read, None where the target has no such layers.
         """
-        next_token, next_sibling = trees.links()
+        trees = made.trees
         batch, nodes = trees.tokens.shape
-        index = torch.arange(batch * nodes, device=trees.tokens.device).view(batch, nodes)
+        device = trees.tokens.device
+        paths = None if room is None else room.first(batch)
+        if device.type == "cuda":
+            from specpilot_sglang.kernels.tree_build.verify import mask_cells, write_inputs
+
+            mask = torch.empty(mask_cells(nodes, batch, cached), dtype=torch.bool, device=device)
+            positions = write_inputs(trees, lengths, max_depth + 1, mask, paths)
+        else:
+            mask, positions = full_mask(trees.ancestors(), lengths), trees.positions(lengths)
+            paths = None if room is None else TreePaths.of(trees.parents, max_depth + 1)
         return cls(
             draft_token=trees.tokens.flatten(),
-            custom_mask=full_mask(seen, lengths),
-            positions=trees.positions(lengths).flatten(),
-            retrieve_index=index,
-            retrieve_next_token=next_token,
-            retrieve_next_sibling=next_sibling,
+            custom_mask=mask,
+            positions=positions.flatten(),
+            retrieve_index=torch.arange(batch * nodes, device=device).view(batch, nodes),
+            retrieve_next_token=made.child,
+            retrieve_next_sibling=made.sibling,
             retrieve_cum_len=None,
-            spec_steps=max_depth,
-            topk=nodes,
-            draft_token_num=nodes,
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
             prepared_out_cache_loc=cache_locs,
             kv_loc_plan=plan,
-            paths=TreePaths.of(trees.parents, max_depth + 1) if gated_delta else None,
+            paths=paths,
+            **_shape(nodes, max_depth),
         )
+
+    @classmethod
+    def captured(cls, nodes: int, max_depth: int, batch: int, room: TreePaths | None, device: Any) -> TreeVerifyInput:
+        """What a CUDA graph of `batch` trees is captured with: shapes, and the paths that replays will read.
+
+        Mask, positions and links are the attention backend's own buffers in a graph; it copies them before a replay.
+        """
+        return cls(
+            draft_token=None,
+            custom_mask=torch.ones(1, dtype=torch.bool, device=device),
+            positions=None,
+            retrieve_index=None,
+            retrieve_next_token=None,
+            retrieve_next_sibling=None,
+            retrieve_cum_len=None,
+            paths=None if room is None else room.first(batch),
+            **_shape(nodes, max_depth),
+        )
+
+
+def _shape(nodes: int, max_depth: int) -> dict[str, Any]:
+    return {
+        "spec_steps": max_depth,
+        "topk": nodes,
+        "draft_token_num": nodes,
+        "capture_hidden_mode": CaptureHiddenMode.FULL,
+        "seq_lens_sum": None,
+        "seq_lens_cpu": None,
+    }

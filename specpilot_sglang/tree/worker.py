@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from specpilot_sglang.errors import PluginError
 from specpilot_sglang.plugin import counters
 from specpilot_sglang.tree.settings import TreeSettings
 
-#: Decode steps that verified trees, and rows their verify passes had.
-TREE_STEPS, TREE_NODES = "tree_steps", "tree_nodes_verified"
+#: Decode steps that verified trees, rows their verify passes had, and steps whose verify pass was a graph's replay.
+TREE_STEPS, TREE_NODES, TREE_GRAPHS = "tree_steps", "tree_nodes_verified", "tree_graph_replays"
 
 
 class TreeWorker:
@@ -20,28 +21,65 @@ class TreeWorker:
     tree: TreeSettings
     steps_counter: str
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        worker: Any = self
-        _check_worker(worker)
-        from sglang.srt.layers.logits_processor import LogitsProcessor
-        from sglang.srt.speculative.draft_worker_common import build_block_pos_offsets, make_draft_block_spec_info
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        from sglang.srt.runtime_context import get_spec
 
-        # Stock took the verify width for the block; the drafter's own block is shorter.
-        worker.block_size = self.tree.block(_trained_block(worker))
-        worker.draft_model.set_block_size(worker.block_size)
-        worker._block_pos_offsets = build_block_pos_offsets(length=worker.block_size, device=worker.device)
-        worker._draft_block_spec_info = make_draft_block_spec_info(
-            draft_token_num=worker.block_size, device=worker.device
-        )
-        worker.speculative_num_draft_tokens = self.tree.budget
-        self.max_depth = worker.block_size - 1
-        model = worker.target_worker.model_runner.model
-        self._processor: Any = next(m for m in model.modules() if isinstance(m, LogitsProcessor))
+        runner = target_worker.model_runner
+        self.width = int(get_spec().speculative_num_draft_tokens)
+        self._block = block_of(runner, self.tree)
+        with self._drafting():
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
+        worker: Any = self
+        self.simulated_length = _check_worker(worker)
+        self.max_depth = self._block - 1
+        worker.speculative_num_draft_tokens = self.width
+        self.sampler: Any = None
+        self._processor: Any = _logits_processor(runner)
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        """See `BaseSpecWorker`; the target's pools are there when this is called."""
+        from sglang.srt.lora.layers import unwrap_lora_layer
+
+        from specpilot_sglang.tree.buffers import make_buffers, most_requests
+        from specpilot_sglang.tree.sampler import TreeSampler
+
+        stock: Any = super()
+        with self._drafting():
+            stock.alloc_memory_pool(*args, **kwargs)
+        worker: Any = self
+        runner = worker.model_runner
+        self.buffers = make_buffers(runner, self.width, self.max_depth + 1, self.tree.gated_delta)
+        head = unwrap_lora_layer(runner.model.lm_head)
+        self.sampler = TreeSampler(self, head, self.width, most_requests(runner), runner.device)
+
+    def init_attention_backends(self) -> None:
+        """See `BaseSpecWorker`."""
+        stock: Any = super()
+        check_backend(self)
+        with self._drafting():
+            stock.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        """See `BaseSpecWorker`; the trees are built inside the drafter's graph."""
+        stock: Any = super()
+        with self._drafting():
+            stock.init_cuda_graphs()
+
+    def _maybe_build_draft_sampler(self) -> Any:
+        return self.sampler
 
     def _defer_target_verify_gather(self) -> None:
         """Let the target gather its logits: every node's row is read."""
         return
+
+    def _drafting(self) -> AbstractContextManager[None]:
+        """While the drafter is set up, one pass is its block wide and has no branches."""
+        from sglang.srt.runtime_context import get_spec
+
+        scope: AbstractContextManager[None] = get_spec().override(
+            speculative_num_draft_tokens=self._block, speculative_eagle_topk=1
+        )
+        return scope
 
     def head_logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
         """This rank's logits [rows, shard] of hidden states [rows, dim], as the target's own processor makes them."""
@@ -62,8 +100,11 @@ class TreeWorker:
 
         counters.hit(self.steps_counter)
         counters.hit(TREE_STEPS)
-        counters.hit(TREE_NODES, len(batch.seq_lens) * self.tree.budget)
-        return tree_step(self, batch, on_publish, grammar_barrier)
+        counters.hit(TREE_NODES, len(batch.seq_lens) * self.width)
+        result = tree_step(self, batch, on_publish, grammar_barrier)
+        if result.can_run_cuda_graph:
+            counters.hit(TREE_GRAPHS)
+        return result
 
 
 def tree_worker(stock: type, tree: TreeSettings, steps_counter: str) -> type:
@@ -72,23 +113,51 @@ def tree_worker(stock: type, tree: TreeSettings, steps_counter: str) -> type:
     return type("TreeDFlashWorker", (TreeWorker, stock), members)
 
 
-def _check_worker(worker: Any) -> None:
+def block_of(runner: Any, tree: TreeSettings) -> int:
+    """Tokens the drafter is asked for at once, from its own config as the target's runner keeps it."""
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+
+    config = parse_dflash_draft_config(draft_hf_config=runner.spec_aux_config.draft_model_config.hf_config)
+    return tree.block(int(config.resolve_block_size(default=16)))
+
+
+def check_backend(worker: Any) -> None:
+    """Refuse attention backends that cannot verify irregular trees.
+
+    Raises:
+        PluginError: names the backend and the flag.
+    """
+    from specpilot_sglang.tree.settings import TREE_BACKENDS
+
+    runner = worker.model_runner
+    if not str(runner.device).startswith("cuda"):
+        return
+    found = {runner.prefill_attention_backend_str, runner.decode_attention_backend_str}
+    if not found <= set(TREE_BACKENDS):
+        raise PluginError(
+            f"best-first trees are verified with {' or '.join(TREE_BACKENDS)} attention, not {' and '.join(found)}",
+            fix=f"give --attention-backend {TREE_BACKENDS[0]}, or set tree.kind: chain in the overlay",
+        )
+
+
+def _check_worker(worker: Any) -> int:
+    """Refuse drafters without tree scores; return the simulated accept length, 0 for real acceptance."""
     from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
 
+    simulated = float(SIMULATE_ACC_LEN)
     unsupported = {
-        "a DFlash2 selector": worker.selector is not None,
         "a LiLiCorr head": worker.lilicorr is not None,
         "a Domino head": worker._is_domino,
         "a draft window": worker.use_compact_draft_cache,
-        "SGLANG_SIMULATE_ACC_LEN": SIMULATE_ACC_LEN > 0,
+        f"SGLANG_SIMULATE_ACC_LEN={simulated:g} (a whole number is wanted)": simulated > 0 and simulated % 1 != 0,
     }
     for what, found in unsupported.items():
         if found:
             raise PluginError(f"best-first trees do not go with {what}", fix="set tree.kind: chain in the overlay")
+    return int(max(simulated, 0))
 
 
-def _trained_block(worker: Any) -> int:
-    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+def _logits_processor(runner: Any) -> Any:
+    from sglang.srt.layers.logits_processor import LogitsProcessor
 
-    config = parse_dflash_draft_config(draft_hf_config=worker.draft_model_runner.model_config.hf_config)
-    return int(config.resolve_block_size(default=16))
+    return next(m for m in runner.model.modules() if isinstance(m, LogitsProcessor))

@@ -39,7 +39,7 @@ def test_walk_follows_the_children_that_agree(agreement):
         for node in range(1, int(trees.sizes[row])):
             if torch.rand(1, generator=generator) < agreement:
                 chosen[row, int(trees.parents[row, node])] = trees.tokens[row, node]
-    accepted = walk(trees, trees.ancestors(), chosen, width)
+    accepted = walk(trees, chosen, torch.arange(batch), width)
     lengths = set()
     for row in range(batch):
         path, emitted = by_hand(trees, row, chosen)
@@ -48,8 +48,9 @@ def test_walk_follows_the_children_that_agree(agreement):
         assert int(accepted.lens[row]) == len(path)
         assert accepted.tokens[row, : len(path)].tolist() == emitted
         assert int(accepted.bonus[row]) == emitted[-1]
+        assert int(accepted.new_lens[row]) == row + len(path)
         assert accepted.flat_index(nodes)[row].tolist() == [row * nodes + n for n in path] + [-1] * (width - len(path))
-        assert accepted.front_index()[row].tolist() == path + list(range(len(path), width))
+        assert accepted.front[row].tolist() == path + list(range(len(path), width))
     assert agreement in (0.0, 1.0) or len(lengths) > 1
 
 
@@ -57,7 +58,7 @@ def test_padding_is_never_accepted():
     """Padding carries the root's token, which the target may well choose."""
     trees = some_trees(4, 8, budgets=torch.tensor([1, 1, 3, 1]))
     chosen = trees.tokens[:, :1].expand(-1, 8)
-    assert walk(trees, trees.ancestors(), chosen, 5).lens.tolist()[:2] == [1, 1]
+    assert walk(trees, chosen, torch.zeros(4), 5).lens.tolist()[:2] == [1, 1]
 
 
 def test_sampled_sequences_are_distributed_as_plain_sampling():
@@ -73,7 +74,7 @@ def test_sampled_sequences_are_distributed_as_plain_sampling():
         marginals = torch.randn(1, 3, vocab, generator=generator).expand(batch, -1, -1)
         trees = build(MarginalScores.from_logits(marginals, 3), last, 7)
         chosen = draw(target[trees.tokens].flatten(0, 1), None, trees.depths.flatten()).view(batch, 7)
-        accepted = walk(trees, trees.ancestors(), chosen, 4)
+        accepted = walk(trees, chosen, torch.zeros(batch), 4)
         for place in range(4):
             live = (place < accepted.lens) & (counts < wanted)
             rows = live.nonzero().flatten()

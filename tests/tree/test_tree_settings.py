@@ -34,6 +34,14 @@ def user(**changed):
         "enable_dp_attention": False,
         "enable_linear_replayssm_spec": False,
         "speculative_use_rejection_sampling": False,
+        "device": "cpu",
+        "attention_backend": None,
+        "prefill_attention_backend": None,
+        "decode_attention_backend": None,
+        "speculative_draft_attention_backend": None,
+        "enable_two_batch_overlap": False,
+        "enable_pdmux": False,
+        "disaggregation_mode": "null",
     }
     return types.SimpleNamespace(**(stock | changed))
 
@@ -41,6 +49,33 @@ def user(**changed):
 def test_budget_is_the_width_of_the_verify_pass():
     assert tree_arguments(overlay(kind="best-first", budget=32), drafter(), "cpu") == {WIDTH: 32}
     assert tree_settings(overlay(kind="best-first", budget=32, max_depth=5)) == TreeSettings(32, 5)
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(2, 8), (8, 8), (9, 16), (32, 32), (33, 64), (64, 64)])
+def test_on_a_gpu_a_tree_is_padded_up_to_a_width_tier(budget, rows):
+    assert tree_arguments(overlay(kind="best-first", budget=budget), drafter(), "NVIDIA H200") == {WIDTH: rows}
+
+
+def test_selector_drafters_have_trees_too():
+    made = tree_arguments(overlay(kind="best-first", budget=20), drafter("DFlash2DraftModel"), "cpu")
+    assert made == {WIDTH: 20}
+
+
+def on_gpu(monkeypatch):
+    monkeypatch.setattr("specpilot_sglang.plugin.deployment.gpu_name", lambda device: "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    "flag", ["attention_backend", "decode_attention_backend", "speculative_draft_attention_backend"]
+)
+def test_attention_backends_without_irregular_trees_are_refused_on_a_gpu(flag, monkeypatch):
+    tree = overlay(kind="best-first", budget=16)
+    check_arguments(tree, user(**{flag: "flashinfer"}))
+    on_gpu(monkeypatch)
+    for fit in ("fa3", "triton"):
+        check_arguments(tree, user(**{flag: fit, "page_size": 16}))
+    with pytest.raises(PluginError, match="fa3 or triton"):
+        check_arguments(tree, user(**{flag: "flashinfer"}))
 
 
 @pytest.mark.parametrize(
@@ -66,16 +101,17 @@ def test_drafter_is_asked_for_no_more_than_can_be_verified(settings, block):
     ("change", "words"),
     [
         ({"drafter": None}, "needs a drafter"),
-        ({"drafter": drafter("DFlash2DraftModel")}, "not over DFlash2DraftModel"),
+        ({"drafter": drafter("MiniMaxDFlash2DraftModel")}, "not for MiniMaxDFlash2DraftModel"),
         ({"drafter": drafter("Qwen3DSparkModel")}, "not for Qwen3DSparkModel"),
         ({"drafter": drafter(projector_type="domino")}, "domino"),
-        ({"gpu": "NVIDIA H200"}, "not on NVIDIA H200"),
     ],
 )
 def test_what_this_version_cannot_serve_is_refused(change, words):
     given = {"drafter": drafter(), "gpu": "cpu"} | change
     with pytest.raises(PluginError, match=words):
         tree_arguments(overlay(kind="best-first", budget=16), given["drafter"], given["gpu"])
+    with pytest.raises(PluginError, match="more than the 64"):
+        tree_arguments(overlay(kind="best-first", budget=65), drafter(), "NVIDIA H200")
 
 
 @pytest.mark.parametrize(

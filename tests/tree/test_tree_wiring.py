@@ -10,6 +10,7 @@ import torch
 from specpilot_sglang import SGLANG_VERSION
 from specpilot_sglang.errors import PatchDriftError
 from specpilot_sglang.kernels.tree_build.build import build
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 from specpilot_sglang.kernels.tree_build.scores import MarginalScores
 from specpilot_sglang.patching import PatchSet
 from specpilot_sglang.plugin import counters
@@ -41,9 +42,9 @@ def test_worker_is_replaced_by_a_subclass_and_put_back():
     assert dflash_worker_v2.DFlashWorkerV2 is stock
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", range(6))
 def test_another_source_is_refused(which):
-    patches = tree_patches(TreeSettings(16), "steps")
+    patches = tree_patches(TreeSettings(16, gated_delta=True), "steps")
     patches[which] = dataclasses.replace(patches[which], fingerprint="0" * 16)
     with pytest.raises(PatchDriftError, match="fingerprint"):
         PatchSet(patches, SGLANG_VERSION).apply()
@@ -56,7 +57,8 @@ def test_verify_input_is_sglangs_irregular_tree():
 
     logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0))
     trees = build(MarginalScores.from_logits(logits, 4), torch.tensor([5, 6]), 8)
-    made = TreeVerifyInput.of(trees, trees.ancestors(), torch.tensor([10, 3]), 3, torch.arange(16), None)
+    linked = LinkedTrees(trees, *trees.links())
+    made = TreeVerifyInput.of(linked, torch.tensor([10, 3]), 13, 3, torch.arange(16), None, None)
     assert isinstance(made, EagleVerifyInput)
     assert (made.tree_topk, made.max_tree_depth, made.draft_token_num, made.num_tokens_per_req) == (-1, 4, 8, 8)
     assert made.custom_mask.numel() == 8 * (10 + 8) + 8 * (3 + 8)
@@ -78,7 +80,7 @@ class TwoRanks:
 
 
 def test_candidates_over_two_vocabulary_shards_are_those_of_the_whole():
-    from specpilot_sglang.tree.draft import _over_ranks
+    from specpilot_sglang.tree.sampler import _over_ranks
 
     logits = torch.randn(3, 4, 40, generator=torch.Generator().manual_seed(1)).round(decimals=0)
     group = TwoRanks()

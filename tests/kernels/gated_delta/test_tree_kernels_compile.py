@@ -13,10 +13,12 @@ from specpilot_sglang.kernels.tree_build.verify_kernels import accept_kernel, in
 HEADS = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "VALUE_DIM": 128, "TILE": 32, "WIDTH": 8, "EPS": 1e-6}
 CONV = {"TAPS": 4, "BLOCK": 256, "WIDTH": 8}
 BUILD = {"NODES": 32, "WIDTH": 31, "SLOTS": 32}
-BLOCK = {key: value for key, value in HEADS.items() if key != "WIDTH"} | {
+BLOCK = {key: value for key, value in HEADS.items() if key not in ("WIDTH", "TILE")} | {
     "NODES": 32,
     "SLOTS": 32,
     "ROUNDS": 7,
+    "TILE": 64,
+    "CHUNK": 32,
     "PRECISION": "tf32x3",
     "KEEP": True,
 }

@@ -6,14 +6,18 @@ import json
 import os
 import sys
 import traceback
+import types
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+from specpilot_sglang.kernels.tree_build import verify
 from specpilot_sglang.kernels.tree_build.build import build
-from specpilot_sglang.kernels.tree_build.launch import build_marginals
-from specpilot_sglang.kernels.tree_build.scores import MarginalScores
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked, build_marginals
+from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalScores
+from specpilot_sglang.kernels.tree_build.tree import full_mask
 
 
 def edges_of(batch, depth, width, seed):
@@ -49,6 +53,100 @@ def check_ties_still_give_a_best_tree():
     found, _, _ = build_marginals(edges, torch.tensor([0]), 14)
     assert torch.equal(found.scores, build(edges, torch.tensor([0]), 14).scores)
     assert (found.parents[0] < torch.arange(14)).all()
+
+
+def check_lattice_gives_the_same_trees():
+    generator = torch.Generator().manual_seed(3)
+    for budget, limit in ((24, None), (12, 2)):
+        tokens = torch.stack([torch.randperm(50, generator=generator)[:5] for _ in range(3 * 4)]).view(3, 4, 5)
+        edges = LatticeScores(tokens, 2 * torch.randn(3, 4, 5, 5, generator=generator))
+        roots = torch.tensor([1, 2, 3])
+        expected = build(edges, roots, budget, limit)
+        found = build_linked(edges, roots, budget, limit)
+        for name in ("tokens", "parents", "depths", "sizes"):
+            assert torch.equal(getattr(found.trees, name), getattr(expected, name)), (budget, name)
+        assert [x.tolist() for x in expected.links()] == [found.child.tolist(), found.sibling.tolist()]
+
+
+def padded_trees(nodes, budget, budgets=None, seed=5):
+    """Trees in buffers of the caller's that hold rubbish from the step before."""
+    edges, roots = edges_of(3, 4, 6, seed), torch.tensor([[1, 7], [2, 7], [3, 7]])[:, 0]
+    out = LinkedTrees.empty(3, nodes, "cpu")
+    for tensor in (out.trees.tokens, out.trees.parents, out.trees.depths, out.child, out.sibling):
+        tensor.fill_(11)
+    return build_linked(edges, roots, budget, budgets=budgets, out=out), build(edges, roots, budget, budgets=budgets)
+
+
+def check_a_smaller_tree_is_padded_up_to_its_buffers():
+    found, expected = padded_trees(16, 11)
+    assert torch.equal(found.trees.tokens[:, :11], expected.tokens)
+    assert torch.equal(found.trees.tokens[:, 11:], expected.tokens[:, :1].expand(-1, 5))
+    assert torch.equal(found.trees.parents[:, :11], expected.parents)
+    assert (found.trees.parents[:, 11:] == -1).all()
+    assert (found.trees.depths[:, 11:] == 0).all()
+    assert (found.child[:, 11:] == -1).all()
+    assert found.trees.sizes.tolist() == expected.sizes.tolist()
+
+
+def check_verify_inputs_are_those_of_torch():
+    lengths = torch.tensor([5, 0, 9])
+    for budgets in (None, torch.tensor([10, 1, 4])):
+        made, _ = padded_trees(12, 10, budgets)
+        expected = full_mask(made.trees.ancestors(), lengths)
+        mask = torch.ones(verify.mask_cells(12, 3, 20), dtype=torch.bool)
+        room = TreePaths.empty(5, 12, 5, "cpu")
+        room.nodes_of.fill_(7)
+        positions = verify.write_inputs(made.trees, lengths, 5, mask, room.first(3))
+        assert torch.equal(mask[: len(expected)], expected)
+        assert mask[len(expected) :].all(), "cells past the trees were written"
+        assert torch.equal(positions, made.trees.positions(lengths))
+        paths = TreePaths.of(made.trees.parents, 5)
+        for name in ("nodes_of", "depths", "owners", "ancestors"):
+            assert torch.equal(getattr(room.first(3), name), getattr(paths, name)), name
+        assert (room.nodes_of[3:] == 7).all()
+
+
+def check_acceptance_is_that_of_torch():
+    from specpilot_sglang.tree.accept import walk
+
+    generator, lengths = torch.Generator().manual_seed(8), torch.tensor([5, 0, 9])
+    seen = set()
+    for agreement in (0.0, 0.6, 1.0):
+        made, _ = padded_trees(12, 12, torch.tensor([12, 7, 1]), seed=6)
+        trees = made.trees
+        chosen = torch.randint(50, (3, 12), generator=generator)
+        for row in range(3):
+            for node in reversed(range(1, int(trees.sizes[row]))):
+                if torch.rand(1, generator=generator) < agreement:
+                    chosen[row, int(trees.parents[row, node])] = trees.tokens[row, node]
+        expected = walk(trees, chosen, lengths, 5)
+        index, front, lens, emitted, bonus, new_lens = verify.accept(trees, chosen, lengths, 5)
+        assert torch.equal(index, expected.index)
+        assert torch.equal(front, expected.front)
+        assert torch.equal(lens, expected.lens)
+        assert torch.equal(bonus, expected.bonus)
+        assert torch.equal(new_lens, expected.new_lens)
+        for row, length in enumerate(lens.tolist()):
+            assert emitted[row, :length].tolist() == expected.emitted[row, :length].tolist()
+            assert (emitted[row, length:] == 0).all()
+        seen |= set(lens.tolist())
+    assert len(seen) > 2, seen
+
+
+def check_accepted_rows_move_to_the_front_in_place():
+    """Node 2's row is read for place 1 and overwritten by node 5's, which goes to place 2."""
+    pool = types.SimpleNamespace(buffers=[torch.arange(40 * w, dtype=torch.int16).view(40, w) for w in (6, 700)])
+    pool.data_ptrs = torch.tensor([b.data_ptr() for b in pool.buffers], dtype=torch.uint64)
+    pool.data_strides = torch.tensor([b.stride(0) * 2 for b in pool.buffers])
+    pool._kv_copy_config = {"byte_tiles": 11, "bytes_per_tile": 128}
+    before = [b.clone() for b in pool.buffers]
+    slots = torch.tensor([[30, 31, 32, 33, 34, 35], [8, 3, 9, 1, 7, 0]])
+    index, lens = torch.tensor([[0, 2, 5, -1], [0, 1, 2, 4]]), torch.tensor([3, 4], dtype=torch.int32)
+    verify.move_rows(pool, slots, index, lens)
+    for buffer, old in zip(pool.buffers, before, strict=True):
+        moved = old.clone()
+        moved[31], moved[32], moved[1] = old[32], old[35], old[7]
+        assert torch.equal(buffer, moved)
 
 
 def main():
