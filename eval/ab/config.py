@@ -15,6 +15,8 @@ from specpilot_sglang.eval.load.run import Workload, draw
 from specpilot_sglang.eval.presets import ar_args, dflash_args
 from specpilot_sglang.overlay.yamlfile import key_path, read_yaml
 
+#: The model that needs no path.
+PACKAGED = "smollm2"
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -77,7 +79,8 @@ class Settings(_Strict):
 
     With `together` both servers of a block are up at the same time, for hosts that have room for both. Single requests
     then go to them in turns, so that a host whose speed changes every few seconds is the same to both; a load of more
-    at a time goes to one after the other, while the other one is stopped.
+    at a time goes to one after the other, while the other one is stopped. The model `smollm2` is the small one that is
+    prepared from PyPI, with its drafter.
     """
 
     model: str
@@ -109,13 +112,21 @@ class Settings(_Strict):
     def _preset(self, settings: ArmSettings) -> list[str]:
         if settings.preset is None:
             return []
+        model, draft = self._pair()
         if settings.preset == "ar":
-            return ar_args(self.model, dtype=self.dtype)
-        if self.draft is None:
+            return ar_args(model, dtype=self.dtype)
+        if draft is None:
             raise SpecPilotError(f"preset {settings.preset!r} needs a drafter", where="draft", fix="add `draft: ...`")
         plugin = settings.preset == "specpilot" and settings.overlay is None
-        args = dflash_args(self.model, self.draft, dtype=self.dtype)
+        args = dflash_args(model, draft, dtype=self.dtype)
         return [*args, *(("--speculative-plugin", "specpilot") if plugin else ())]
+
+    def _pair(self) -> tuple[str, str | None]:
+        if self.model != PACKAGED:
+            return self.model, self.draft
+        from specpilot_sglang.assets import drafter_path, prepare_smollm2
+
+        return str(prepare_smollm2()), self.draft or str(drafter_path())
 
 
 def load_settings(path: Path) -> Settings:

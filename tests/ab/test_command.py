@@ -196,9 +196,19 @@ def test_damaged_noise_file_is_reported_and_kept(lab):
     assert (lab.noise / "toy-host.json").read_text() == "{}"
 
 
-def test_packaged_example_is_valid(repository):
+def test_packaged_example_is_valid_and_shows_the_defaults(repository):
     settings = load_settings(repository / "eval" / "ab" / "example.yaml")
     assert settings.rule == config.RuleSettings()
     assert settings.candidate is not None
     assert settings.arm(settings.candidate).plugin
     assert not settings.arm(settings.incumbent).plugin
+
+
+def test_experiments_of_this_project_are_valid_and_name_the_small_pair(repository, monkeypatch, tmp_path):
+    monkeypatch.setattr("specpilot_sglang.assets.prepare_smollm2", lambda: tmp_path)
+    files = sorted((repository / "tests" / "ab" / "experiments").glob("*.yaml"))
+    assert len(files) == 3
+    for file in files:
+        arm = load_settings(file).arm(load_settings(file).incumbent)
+        assert str(tmp_path) in arm.args
+        assert arm.overlay is None or (repository / arm.overlay / "overlay.yaml").is_file()
