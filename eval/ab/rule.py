@@ -26,6 +26,7 @@ from specpilot_sglang.eval.ab.stalls import excluded, hidden_loss
 ALPHA = 0.05
 MIN_LOOK = 8
 _CONFIRM_LOOK, _CONFIRM_ALPHA = 4, 0.005
+#: Blocks that a confirmation may add: with 12 and 12 before, enough for gains from 1.9% on.
 _EXTRA = 12
 
 
@@ -80,13 +81,18 @@ class Rule:
     def confirming(self, selecting: Sequence[float] = (), most: int | None = None) -> Rule:
         """Return the rule for a gain that was selected by this one: a further, strict look at half the blocks.
 
-        Large gains need no eight blocks a second time; small ones get the same number as before.
+        Large gains need no eight blocks a second time; small ones may need more than before, see `stalls`.
+
+        Args:
+            selecting: log ratios of the blocks that selected.
+            most: blocks that there are prompts for, which leaves out later looks; as many as are asked for if None.
         """
         early, share = min(_CONFIRM_LOOK, self.looks[0] - 1), 1 - _CONFIRM_ALPHA / ALPHA
-        alphas = (_CONFIRM_ALPHA, *(alpha * share for alpha in self.alphas))
-        extra = _EXTRA if most is None else max(0, min(_EXTRA, most - self.looks[-1]))
-        more = {"extra": extra, "selecting": tuple(selecting)}
-        return replace(self, looks=(early, *self.looks), alphas=alphas, fewest=early, **more)
+        spent = {early: _CONFIRM_ALPHA} | {n: a * share for n, a in zip(self.looks, self.alphas, strict=True)}
+        most = self.looks[-1] + _EXTRA if most is None else most
+        looks = tuple(look for look in spent if look <= max(most, early))
+        alphas, extra = tuple(spent[look] for look in looks), max(0, min(_EXTRA, most - looks[-1]))
+        return replace(self, looks=looks, alphas=alphas, fewest=early, extra=extra, selecting=tuple(selecting))
 
     @property
     def max_blocks(self) -> int:

@@ -108,8 +108,10 @@ def load_evidence(folder: Path) -> Evidence:
 def _rule(path: Path) -> Rule:
     if not path.exists():
         return Rule()
-    row = _json(path)
-    return Rule(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    row: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in _json(path).items()
+    }
+    return Rule(**row)
 
 
 def _json(path: Path) -> dict[str, Any]:

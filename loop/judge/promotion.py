@@ -116,7 +116,7 @@ def _confirm(trial: Trial, frozen: Frozen) -> None:
         frozen_sha256=frozen.sha256,
         per_block=trial.per_block,
         blocks=trial.rule.confirming().max_blocks,
-        fewest=trial.rule.max_blocks,
+        fewest=trial.rule.confirming().looks[0],
         answers=trial.answers,
         folder=trial.folder,
     )

@@ -100,6 +100,10 @@ def test_a_confirmation_goes_on_until_rare_stalls_could_not_make_up_for_the_gain
     rejected = decide(values, QUIET, few)
     assert (rejected.action, rejected.blocks, few.max_blocks) == (Action.REJECT, 12, 14)
     assert "rare stalls" in rejected.reason
+    fewer = Rule().confirming(gains(0.1, 0.002, 8), most=10)
+    assert (fewer.looks, fewer.extra) == ((4, 8), 2)
+    assert decide(gains(0.1, 0.1, 8), QUIET, fewer).action is Action.REJECT
+    assert Rule().confirming(most=3).max_blocks == 4
 
 
 def test_deciding_a_confirmation_block_by_block_equals_deciding_at_once():
