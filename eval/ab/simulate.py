@@ -117,7 +117,10 @@ def scenarios() -> Iterator[Scenario]:
     """Yield the null candidates of the acceptance bars, harder ones, and true gains."""
     for sd in (0.003, 0.01, 0.025):
         yield Scenario(f"null, launch noise {sd:.1%}", normal(sd), normal(sd))
-    for sd, chance, size in ((0.003, 0.05, 0.2), (0.01, 0.1, 0.1), (0.025, 0.1, 0.2), (0.003, 0.1, 0.2)):
+    for sd, chance, size in (
+        *((0.003, 0.05, 0.2), (0.01, 0.1, 0.1), (0.025, 0.1, 0.2), (0.003, 0.1, 0.2)),
+        (0.003, 0.1, 0.3),  # more than `Rule.stall`: not excluded, so that it is seen what that costs
+    ):
         label = f"launch noise {sd:.1%}, stalls of {size:.0%} in {chance:.0%} of launches"
         either = stalls(sd, chance, size, both=True)
         yield Scenario(f"null, {label}, either arm", either, either)
@@ -185,10 +188,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--candidates", type=int, default=2000)
     parser.add_argument("--aa-blocks", type=int, nargs="+", default=[8, 20, 40])
+    parser.add_argument("--only", default="", help="scenarios whose name holds this text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(argv)
-    found = (rates(s, chosen.candidates, n, seed=chosen.seed) for s in scenarios() for n in chosen.aa_blocks)
+    chosen_ones = [scenario for scenario in scenarios() if chosen.only in scenario.name]
+    found = (rates(s, chosen.candidates, n, seed=chosen.seed) for s in chosen_ones for n in chosen.aa_blocks)
     out = sys.stdout
     if chosen.json:
         out.write(json.dumps([asdict(row) for row in found], indent=1) + "\n")
