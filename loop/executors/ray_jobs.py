@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.loop.executors.base import JobSpec, JobStatus
 
 #: Resource that each host offers once, so that one host runs one job: `ray start --resources '{"specpilot_host": 1}'`.
 HOST = "specpilot_host"
+#: Seconds for which a cluster may not answer before the job counts as failed.
+AWAY_S = 120.0
+_FIRST_WAIT_S = 1.0
 _STATES = {"PENDING": JobStatus.RUNNING, "RUNNING": JobStatus.RUNNING, "SUCCEEDED": JobStatus.ENDED}
 
 
@@ -61,18 +65,34 @@ class RayExecutor:
         )
 
     def poll(self, job: JobSpec) -> JobStatus:
-        """Return where the job stands; one that failed without a result is lost with its host."""
-        try:
-            state = str(self._client.get_job_status(job.id).value)
-        except RuntimeError as exc:
-            if "404" in str(exc) or "not exist" in str(exc):
-                return JobStatus.UNKNOWN
-            raise SpecPilotError(f"the Ray cluster does not answer ({exc})", where=self._address) from exc
-        except (httpx.HTTPError, OSError) as exc:
-            raise SpecPilotError(f"the Ray cluster cannot be reached ({exc})", where=self._address) from exc
+        """Return where the job stands; one that failed without a result is lost with its host.
+
+        Raises:
+            SpecPilotError: the cluster did not answer for `AWAY_S`. A shorter silence says nothing about the job, and
+                must not have it started a second time.
+        """
+        asking = Retrying(
+            stop=stop_after_delay(AWAY_S),
+            wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=15.0),
+            retry=retry_if_exception_type(SpecPilotError),
+            reraise=True,
+        )
+        state = asking(self._state, job.id)
+        if state is None:
+            return JobStatus.UNKNOWN
         if state in _STATES:
             return _STATES[state]
         return JobStatus.ENDED if (job.folder / "result.json").exists() else JobStatus.LOST
+
+    def _state(self, name: str) -> str | None:
+        try:
+            return str(self._client.get_job_status(name).value)
+        except RuntimeError as exc:
+            if "404" in str(exc) or "not exist" in str(exc):
+                return None
+            raise SpecPilotError(f"the Ray cluster does not answer ({exc})", where=self._address) from exc
+        except (httpx.HTTPError, OSError) as exc:
+            raise SpecPilotError(f"the Ray cluster cannot be reached ({exc})", where=self._address) from exc
 
     def cancel(self, job: JobSpec) -> None:
         """Stop the job."""

@@ -92,7 +92,8 @@ def schema_command() -> int:
 
 def _actions() -> Any:
     """Return the commands' bodies, which need the extra `loop`; every other command works without it."""
-    missing = [name for name in ("jinja2", "libcst", "matplotlib", "optuna", "unidiff") if find_spec(name) is None]
+    needed = ("jinja2", "libcst", "matplotlib", "optuna", "tenacity", "unidiff")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         fix = "pip install 'specpilot-sglang[loop]'"
         raise SpecPilotError(f"the loop needs the packages {', '.join(missing)}", where="loop", fix=fix)

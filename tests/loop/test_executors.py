@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,14 +9,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.loop.executors import JobStatus
+from specpilot_sglang.loop.executors import JobStatus, ray_jobs
 from specpilot_sglang.loop.executors.base import JobSpec
 from specpilot_sglang.loop.executors.canary import Canary, canary
 from specpilot_sglang.loop.executors.local import LocalExecutor, end_orphan
@@ -126,31 +124,28 @@ def test_a_cluster_that_answers_without_a_token_is_refused(monkeypatch):
         require_token(address, token)
 
 
-@pytest.fixture
-def cluster(tmp_path, monkeypatch, free_port):
-    """A Ray head on loopback that offers three hosts' worth of jobs and asks for a token."""
-    if find_spec("ray") is None:  # not imported yet: Ray reads these variables when it is
-        pytest.skip("Ray is not installed")
-    for name, value in {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0123456789abcdef" * 2,
-        "RAY_raylet_start_wait_time_s": "150",
-    }.items():
-        monkeypatch.setenv(name, value)
-    temp = Path("/tmp") / f"specpilot-ray-{os.getpid()}"  # Ray's sockets need a short path
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=3", "--port=0"]
-    command += [f"--temp-dir={temp}", "--dashboard-host=127.0.0.1", f"--dashboard-port={free_port}"]
-    command += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats"]
-    command += ["--resources", json.dumps({"specpilot_host": 3}), "--min-worker-port=0", "--max-worker-port=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    try:
-        assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
-        yield f"http://127.0.0.1:{free_port}"
-    finally:
-        for process in psutil.process_iter(["cmdline"]):
-            if str(temp) in " ".join(process.info["cmdline"] or []):
-                process.kill()
-        subprocess.run(["rm", "-rf", str(temp)], check=False)
+class Flaky:
+    """A cluster's client that is cut off a few times."""
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def get_job_status(self, name):
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("reset by peer") if self.failures % 2 else RuntimeError("status code 500")
+        return SimpleNamespace(value="RUNNING")
+
+
+def test_a_cluster_that_is_away_for_a_moment_does_not_lose_its_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_FIRST_WAIT_S", 0.001)
+    executor, job = object.__new__(RayExecutor), a_job(tmp_path / "t")
+    executor._address, executor._client = "http://head:8265", Flaky(5)
+    assert executor.poll(job) is JobStatus.RUNNING
+    executor._client.failures = 10**9
+    monkeypatch.setattr(ray_jobs, "AWAY_S", 0.05)
+    with pytest.raises(SpecPilotError, match=r"the Ray cluster (cannot be reached|does not answer)"):
+        executor.poll(job)
 
 
 @pytest.mark.long

@@ -53,6 +53,19 @@ def test_a_loop_that_is_killed_ends_as_one_that_was_not(calm, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+def test_kills_of_a_loop_on_ray_change_nothing(calm, cluster, tmp_path):
+    """A worker is the job's process on the cluster, or the process by which Ray watches it."""
+    kills = int(os.environ.get("SPECPILOT_RAY_KILLS", "20"))
+    found = run(tmp_path, kills, seed=7, timeout=3500.0, KILLS_A_LOOP="10", KILL_RAY=cluster)
+    total = sum((Counter(row["kills"]) for row in found["loops"]), Counter())
+    print(f"Ray, seed 7: {dict(total)} in {len(found['loops'])} loops, {found['seconds']:.0f} s")
+    for row in found["loops"]:
+        same(row, calm)
+    assert total.total() == kills
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_fifty_kills_at_random_points_change_nothing(calm, tmp_path):
     seed = int(os.environ.get("SPECPILOT_KILL_SEED", "20261130"))
     found = run(tmp_path, 50, seed=seed, timeout=3500.0, KILLS_A_LOOP="10")

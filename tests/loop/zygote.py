@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import psutil
@@ -26,10 +27,11 @@ from specpilot_sglang.loop.jail.trial import require_jail
 
 pins.judge_pins.take = lambda root=None: {}  # reads all of SGLang's RECORD
 #: How a process of each kind is recognised on its command line.
-MARKS = {"agent": (AGENT, "/in/inside.py"), "server": (SERVER,), "worker": ("executors.job",)}
+MARKS = {"agent": (AGENT, "/in/inside.py"), "server": (SERVER,), "worker": ("executors.job", "JobSupervisor")}
 #: In the environment of all that is started here, so that what is left over is found.
-MARK = f"specpilot-kill-{os.getpid()}"
-os.environ["SPECPILOT_TEST_MARK"] = MARK
+MARK = os.environ.setdefault("SPECPILOT_TEST_MARK", f"specpilot-kill-{os.getpid()}")
+#: Address of the Ray cluster that trials run on; empty for this host's own executor.
+RAY = os.environ.get("KILL_RAY", "")
 _WAIT_S = 5.0
 #: About how long a process of each kind lives, in seconds.
 _LIFE_S = {"controller": 1.5, "agent": 0.4, "server": 0.4, "worker": 1.5}
@@ -70,7 +72,7 @@ def victims(kind, controller):
         below = psutil.Process(controller).children(recursive=True)
     except psutil.Error:
         return []
-    if os.environ.get("KILL_RAY"):
+    if RAY:
         below += [p for p in psutil.process_iter() if marked(p)]
     return [p for p in below if any(mark in " ".join(line(p)) for mark in MARKS[kind])]
 
@@ -133,7 +135,8 @@ def left_over(root):
 def of_this_test(process, root):
     """Agents and their jails have no environment; they have their own mark, or a parent with one."""
     words = " ".join(line(process))
-    return alive(process.pid) and (marked(process) or str(root) in words or AGENT in words or "/in/inside.py" in words)
+    own = marked(process) and not RAY  # a cluster outlives the loop, and has the same mark
+    return alive(process.pid) and (own or str(root) in words or AGENT in words or "/in/inside.py" in words)
 
 
 def report(root, code, done):
@@ -155,6 +158,8 @@ def report(root, code, done):
 def main():
     root, kills, seed, kinds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     require_jail()  # once: children inherit the proof
+    if RAY:
+        import_module("ray.job_submission")  # likewise
     rng, left, begun, rows = random.Random(seed), kills, time.monotonic(), []
     most = int(os.environ.get("KILLS_A_LOOP", str(kills or 1)))
     for number in range(1000):
