@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as functional
 
-from specpilot_sglang.kernels.w12_gemm import gemv
+from specpilot_sglang.kernels.w12_gemm import gemv, wide
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
-from specpilot_sglang.kernels.w12_gemm.linear import decode_weight, prepare_layer, w12_linear
+from specpilot_sglang.kernels.w12_gemm.linear import _by_slices, decode_weight, prepare_layer, w12_linear
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack
 from specpilot_sglang.kernels.w12_gemm.plan import choose
 from specpilot_sglang.kernels.w12_gemm.tiling import MAX_TOKENS, Decoder
@@ -31,8 +31,8 @@ SHAPES = (
     (14336, 5120), (5120, 6144), (34816, 5120), (5120, 17408), (16384, 5120), (96, 5120), (248320, 5120),
     (24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096), (1536, 1536), (17920, 1536), (1536, 8960),
 )  # fmt: skip
-#: Numbers of tokens: the fused kernel's, then decode and the library.
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 8192)
+#: Numbers of tokens: up to 64 those of `launch`, then `wide`, then decode and the library.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Most tokens the nested 8-bit view is timed with: a draft or a verify pass.
 NESTED_TOKENS = 16
 #: Names of the BF16 candidates.
@@ -119,7 +119,8 @@ def bench(
     """Yield the timings of each shape and number of tokens.
 
     Candidates: `linear` (F.linear), `gemv` (SGLang's, where SGLang uses it and its source is there), `w12` and, up to
-    16 tokens, `nested8`; `w12-serial` is W12 without overlapping launches.
+    16 tokens, `nested8`; `w12-serial` is W12 without overlapping launches, `w12-decode` decode and the library where
+    `w12` is fused.
     """
     for n, k in shapes:
         packed, weight = normal_weight(n, k, escapes)
@@ -144,6 +145,8 @@ def _candidates(weights: list[torch.Tensor], copies: list[PackedWeight], x: torc
     if x.shape[0] > MAX_TOKENS:
         decode_weight(packed)
         yield Candidate("w12", lambda i: w12_linear(x, copies[i], out=out), len(copies), size)
+        if wide.takes(x, packed, out):
+            yield Candidate("w12-decode", lambda i: _by_slices(x, copies[i], False, out), len(copies), size)
         return
     for name, nested, overlap in (("w12", False, True), ("w12-serial", False, False), ("nested8", True, True)):
         if nested and x.shape[0] > NESTED_TOKENS:

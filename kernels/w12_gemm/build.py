@@ -16,7 +16,8 @@ from filelock import FileLock
 from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
 
-GEMM, DECODE, HEADERS = "w12_gemm.cu", "w12_decode.cu", ("decode.cuh", "ptx.cuh", "wgmma.cuh")
+GEMM, WIDE, DECODE = "w12_gemm.cu", "w12_wide.cu", "w12_decode.cu"
+HEADERS = ("decode.cuh", "ptx.cuh", "unit.cuh", "wgmma.cuh", "wide_walk.cuh")
 #: Architectures the source is written for; bulk copies and mbarriers need compute capability 9.0.
 ARCHITECTURES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
 
@@ -48,7 +49,12 @@ def uses_wgmma(tiling: Tiling, token_eights: int, arch: str) -> bool:
 def gemm_options(tiling: Tiling, decoder: Decoder, token_eights: int, arch: str) -> list[str]:
     """Return the compiler options that select a variant of the GEMM."""
     wgmma = uses_wgmma(tiling, token_eights, arch)
-    values = {"DECODER": int(decoder), "NT": token_eights, "ROWS": tiling.rows, "WN": tiling.warps(wgmma=wgmma)}
+    values = {
+        "DECODER": int(decoder),
+        "NT": token_eights,
+        "ROWS": tiling.rows,
+        "WN": tiling.warps(token_eights, wgmma=wgmma),
+    }
     values |= {"WK": tiling.wk, "PARTS": tiling.parts(token_eights), "WGMMA": int(wgmma)}
     return [f"-D{name}={value}" for name, value in values.items()]
 
@@ -62,7 +68,7 @@ def cubin(source: str, variant: Sequence[str], arch: str) -> bytes:
     """Return the machine code of a variant, from the cache or newly compiled.
 
     Args:
-        source: `GEMM` or `DECODE`.
+        source: `GEMM`, `WIDE` or `DECODE`.
         variant: `gemm_options` or `decode_options`.
         arch: `architecture` of the GPU.
 

@@ -14,13 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specpilot_sglang.errors import W12Error
+from specpilot_sglang.kernels.w12_gemm.tiling import UNIT_ROWS
+from specpilot_sglang.w12.codec_torch import W12Tensor
 
 TABLE = Path(__file__).with_name("dispatch.json")
 #: Two runs of the baseline itself differ by this much.
 NOISE = 0.02
 #: Weights of the smallest matrix that an unmeasured GPU or shape serves as W12.
 SMALLEST = 1 << 24
+#: Share of escapes in sixteen rows up to which large weights are not slower than BF16 (docs/measured.md).
+MOST_ESCAPES = 5e-4
 
 
 def wins(n: int, k: int, gpu: str) -> bool:
@@ -38,6 +44,15 @@ def wins(n: int, k: int, gpu: str) -> bool:
         return choice == "always"
     known = _entries().get((gpu, n, k))
     return n * k >= SMALLEST if known is None else known
+
+
+def densest(weight: W12Tensor) -> float:
+    """Return the share of escapes in the sixteen rows that have most: one warp puts all of them in place."""
+    if not weight.n or not weight.k:
+        return 0.0
+    counts = weight.row_ptr.diff()
+    counts = torch.nn.functional.pad(counts, (0, -counts.numel() % UNIT_ROWS)).view(-1, UNIT_ROWS).sum(1)
+    return float(counts.max()) / (UNIT_ROWS * weight.k)
 
 
 def decide(ratios: Mapping[int, float]) -> bool:

@@ -28,10 +28,9 @@ class _Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "escape", "list", "base", "y", "partial", "counter")),
-        ("ahead", ctypes.c_void_p),
         ("y_stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("tokens", "rows", "ctas", "chunks", "share", "extra")),
-        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger", "ahead_count")),
+        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger")),
     )
 
 
@@ -97,7 +96,6 @@ def w12_gemm(
     nested: bool = False,
     out: torch.Tensor | None = None,
     overlap: bool = True,
-    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T`; see `ref.w12_gemm_ref`, and `ref.w12_gemm_nested8_ref` with `nested`.
 
@@ -107,8 +105,6 @@ def w12_gemm(
         nested: read plane A only.
         out: [M, N] bfloat16 with contiguous columns; allocated when absent.
         overlap: let the kernel prefetch weights while the previous one ends (programmatic dependent launch).
-        ahead: `ahead.first_reads` of the weight that the next call reads; brought into L2 when this call's own loads
-            are under way. It changes no bit of any result.
 
     Raises:
         ValueError: a shape, dtype, device or alignment the kernel does not take.
@@ -130,8 +126,7 @@ def w12_gemm(
     ctas, chunks = _ctas(weight), tiling.chunks(weight.k)
     share = divmod(tiling.tiles(weight.n) * chunks, ctas)
     numbers = (tokens, weight.n, ctas, chunks, *share, variant.stages, 4 * lists.numel(), weight.linger_ns)
-    next_reads = (0, 0) if ahead is None else (ahead.data_ptr(), ahead.shape[0])
-    params = _Params(*(t.data_ptr() for t in pointers), next_reads[0], y.stride(0), *numbers, next_reads[1])
+    params = _Params(*(t.data_ptr() for t in pointers), y.stride(0), *numbers)
     tensor_map = driver.describe(x, 8 * eights, UNIT_COLUMNS)
     addresses = [ctypes.addressof(params), int(tensor_map.getPtr())]
     if overlap:  # see linger() in w12_gemm.cu
@@ -170,7 +165,7 @@ def _variant(weight: PackedWeight, decoder: Decoder, eights: int) -> Variant:
             properties.shared_memory_per_block_optin,
         )
         function = driver.load(GEMM, "w12_gemm", gemm_options(tiling, decoder, eights, arch), device, shared.total)
-        threads = tiling.threads(wgmma=uses_wgmma(tiling, eights, arch))
+        threads = tiling.threads(eights, wgmma=uses_wgmma(tiling, eights, arch))
         _STATE.variants[key] = Variant(function, shared.stages, threads)
     return _STATE.variants[key]
 

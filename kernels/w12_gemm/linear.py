@@ -1,4 +1,4 @@
-"""A linear layer on a packed weight for any number of tokens: the fused kernel, or decode and the library's GEMM.
+"""A linear layer on a packed weight for any number of tokens: two fused kernels, or decode and the library's GEMM.
 
 What a server needs: `unsupported` and `pack_layer` at load, `prepare_layer` before CUDA graphs are captured,
 `w12_linear` for each call, `refresh` when the weights change.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specpilot_sglang.errors import W12Error
-from specpilot_sglang.kernels.w12_gemm import driver
+from specpilot_sglang.kernels.w12_gemm import driver, wide
 from specpilot_sglang.kernels.w12_gemm.build import DECODE, KernelBuildError, architecture, decode_options
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack
@@ -66,6 +66,7 @@ def prepare_layer(weight: PackedWeight, *, nested: bool = False) -> None:
     prepare(weight, decoders)
     for decoder in decoders:
         _function(weight.a.device, decoder)
+        wide.prepare(weight.a.device, decoder)
     _scratch(weight, _slice_rows(weight, SLICE))
 
 
@@ -101,26 +102,28 @@ def w12_linear(
     *,
     nested: bool = False,
     out: torch.Tensor | None = None,
-    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return `x @ weight.T` for x [..., K]; few rows by the fused kernel, more by decode and `F.linear`.
+    """Return `x @ weight.T` for x [..., K].
 
-    The two paths round sums differently, as the library's own kernels do among themselves. `ahead` as in
-    `launch.w12_gemm`; the path for many rows ignores it.
+    Up to 64 rows by `launch.w12_gemm`, up to `wide.MOST_TOKENS` by `wide.w12_wide`, more by decode and the library. The
+    three round sums differently, as the library's own kernels do among themselves.
     """
     flat = x.reshape(-1, x.shape[-1])
-    if flat.shape[0] > MAX_TOKENS:
-        y = _by_slices(flat, weight, nested, out)
+    if flat.shape[0] <= MAX_TOKENS:
+        y = w12_gemm(flat, weight, nested=nested, out=out)
     else:
-        y = w12_gemm(flat, weight, nested=nested, out=out, ahead=ahead)
+        y = flat.new_empty((flat.shape[0], weight.n)) if out is None else out
+        if wide.takes(flat, weight, y):
+            wide.w12_wide(flat, weight, y, nested=nested)
+        else:
+            _by_slices(flat, weight, nested, y)
     return y.view(*x.shape[:-1], weight.n)
 
 
 def _by_slices(
-    x: torch.Tensor, weight: PackedWeight, nested: bool, out: torch.Tensor | None, slice_bytes: int = SLICE
+    x: torch.Tensor, weight: PackedWeight, nested: bool, y: torch.Tensor, slice_bytes: int = SLICE
 ) -> torch.Tensor:
-    """Decode and multiply slice by slice along N, so that the decoded weight needs little memory."""
-    y = x.new_empty((x.shape[0], weight.n)) if out is None else out
+    """Decode and multiply slice by slice along N into `y`, so that the decoded weight needs little memory."""
     step = _slice_rows(weight, slice_bytes)
     scratch = _scratch(weight, step)
     if torch.cuda.is_current_stream_capturing():

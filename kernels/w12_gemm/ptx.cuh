@@ -61,17 +61,17 @@ W12_DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy)
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
+W12_DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(bar)
+               : "memory");
+}
 W12_DEV void tensor_copy(u32 dst, const void* map, u32 column, u32 row, u32 bar) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           dst),
       "l"(map), "r"(column), "r"(row), "r"(bar)
       : "memory");
-}
-
-// Asks for bytes to be brought into L2 and goes on; address and `bytes` are multiples of 16.
-W12_DEV void bulk_prefetch_l2(u64 src, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 }
 
 W12_DEV void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
@@ -144,6 +144,38 @@ W12_DEV float4 load_l2(const float4* p) {
                : "l"(p)
                : "memory");
   return v;
+}
+
+// What follows is for w12_wide.cu.
+W12_DEV void tensor_store(const void* map, u32 column, u32 row, u32 src) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\ncp.async.bulk.commit_group;" ::"l"(map),
+               "r"(column), "r"(row), "r"(src)
+               : "memory");
+}
+// Waits until the copy engine has read what this thread's tensor_store calls named.
+W12_DEV void wait_for_store_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+W12_DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+W12_DEV void stmatrix_transposed(u32 address, const u32* v) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]),
+               "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+// Two floats as BF16, the first in the lower half.
+W12_DEV u32 to_bf16_pair(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+W12_DEV void store_release(u32* p, u32 v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+W12_DEV void store_l2(float4* p, float4 v) {
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+template <int kCount>
+W12_DEV void named_sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kCount) : "memory");
 }
 
 }  // namespace ptx

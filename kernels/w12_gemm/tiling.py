@@ -53,13 +53,19 @@ class Tiling:
     wide_parts: int = 1
     wgmma: int = 4
 
-    def warps(self, *, wgmma: bool) -> int:
-        """Return the consumer warps along N, for `wgmma` whole warpgroups."""
-        return -(-self.rows // 4) * 4 if wgmma else self.rows
+    def warps(self, token_eights: int = 8, *, wgmma: bool) -> int:
+        """Return the consumer warps along N.
 
-    def threads(self, *, wgmma: bool) -> int:
+        For `wgmma` whole warpgroups; but with one warp along K and up to 32 tokens, `mma` takes the units left over
+        (with 64 tokens one warp would be too slow for that).
+        """
+        if not wgmma or (self.wk == 1 and self.rows > 4 and token_eights <= 4):
+            return self.rows
+        return -(-self.rows // 4) * 4
+
+    def threads(self, token_eights: int, *, wgmma: bool) -> int:
         """Return the threads of a CTA: consumer warps and one producer warp."""
-        return 32 * (self.warps(wgmma=wgmma) * self.wk + 1)
+        return 32 * (self.warps(token_eights, wgmma=wgmma) * self.wk + 1)
 
     def parts(self, token_eights: int) -> int:
         """Return the parts of a multiprocessor, one for each CTA, in the kernel for `token_eights`."""

@@ -13,17 +13,15 @@
 // registers for), WGMMA (1: multiply by wgmma, 0: by mma; a test holds that both give the same bits).
 #include "decode.cuh"
 #include "ptx.cuh"
+#include "unit.cuh"
 #if WGMMA
 #include "wgmma.cuh"
 #endif
 
-constexpr int kDecoder = DECODER;
 constexpr int kConsumers = WN * WK;
 constexpr int kTileRows = 16 * ROWS;
 constexpr int kUnits = ROWS * WK;
 constexpr int kWords = (kUnits + 3) / 4 * 4;  // escape words of a chunk, whole 16-byte pieces
-constexpr int kUnitA = kDecoder == w12::kBf16 ? 2048 : 1024;
-constexpr int kUnitB = kDecoder == w12::kW12 || kDecoder == w12::kW12Zero ? 512 : 0;
 constexpr int kBytesA = kUnits * kUnitA;
 constexpr int kBytesB = kUnits * kUnitB;
 constexpr int kBytesE = kDecoder == w12::kBf16 ? 0 : kWords * 4;
@@ -34,7 +32,10 @@ constexpr int kOffsetE = kOffsetB + kBytesB;
 constexpr int kStage = (kOffsetE + kBytesE + 1023) / 1024 * 1024;  // swizzled boxes start at multiples of 1024
 constexpr u32 kStageBytes = kOffsetE + kBytesE;                    // bytes that arrive in a stage
 constexpr int kReduce = (WK - 1) * WN * NT * 512;
-static_assert(WGMMA ? WN % 4 == 0 && WN >= ROWS && WN < ROWS + 4 : WN == ROWS, "one warp for each row unit of a tile");
+// Row units that wgmma multiplies, in whole warpgroups; with one warp along K, the up to three left over go by mma.
+constexpr int kByWgmma = !WGMMA ? 0 : WN == ROWS ? ROWS / 4 * 4 : WN;
+static_assert(WN == ROWS || (WGMMA && WN % 4 == 0 && WN > ROWS && WN < ROWS + 4), "one warp for each row unit of a tile");
+static_assert(!WGMMA || kByWgmma == WN || WK == 1, "warpgroups are four warps in a row");
 
 struct Params {
   const u8* a;        // plane A (or BF16) in chunks
@@ -45,12 +46,11 @@ struct Params {
   u16* y;             // [M, N], rows `y_stride` elements apart
   float* partial;     // [2 * CTAs, kTileRows * 8 * NT]
   u32* counter;       // [tiles * ROWS], zero; zero again at the end
-  const ulonglong2* ahead;  // [ahead_count] address and bytes of what the next weight's kernel reads first
   long long y_stride;
   int tokens, rows;  // M, N
   u32 ctas;                  // CTAs with work
   u32 chunks, share, extra;  // chunks along K, of a CTA, CTAs with one chunk more
-  u32 stages, list_bytes, linger, ahead_count;
+  u32 stages, list_bytes, linger;
 };
 
 // x [M, K] as the copy engine sees it: boxes of 8 * NT tokens x 64 columns, missing tokens read as 0.
@@ -80,7 +80,9 @@ struct Cursor {
 // The same value, which the compiler can't work out again (in every round of the loop, it would, to save a register).
 __device__ __forceinline__ u32 once(u32 v) { return __shfl_sync(0xFFFFFFFFu, v, threadIdx.x & 31); }
 
-// The ring's stages; each has an mbarrier that its bytes complete and one that the consumer warps complete.
+// The ring's stages; each has an mbarrier that its bytes complete and one that the consumers complete: every lane arrives
+// at that itself, which orders its own reads before the copy engine's next writes. One lane a warp after __syncwarp would
+// be enough, but racecheck does not follow that, and 32 arrivals cost no measurable time.
 struct Stages {
   u32 data, full, empty, number;
 };
@@ -128,7 +130,7 @@ __device__ __forceinline__ void start(const Params& p, const TensorMap& x, const
                                       const Stages& ring) {
   for (u32 s = 0; s < ring.number; ++s) {
     ptx::mbarrier_init(ring.full + 8 * s, 1);
-    ptx::mbarrier_init(ring.empty + 8 * s, kConsumers);
+    ptx::mbarrier_init(ring.empty + 8 * s, 32 * kConsumers);
   }
   ptx::fence_mbarrier_init();
   ptx::prefetch_tensor_map(&x);
@@ -167,15 +169,6 @@ __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, con
   }
 }
 
-// One thread, when all its loads are on their way: brings the beginning of the next weight into L2, so that memory is
-// busy while the small kernels between two GEMMs run.
-__device__ __forceinline__ void look_ahead(const Params& p) {
-  for (u32 i = blockIdx.x; i < p.ahead_count; i += p.ctas) {
-    const ulonglong2 part = __ldg(p.ahead + i);
-    ptx::bulk_prefetch_l2(part.x, static_cast<u32>(part.y));
-  }
-}
-
 // Where a warp reads, as offsets in a stage.
 struct Offsets {
   u32 a, b, escape, x;
@@ -184,49 +177,23 @@ struct Offsets {
     a = once(kOffsetA + unit * kUnitA + lane * 16);
     b = once(kOffsetB + unit * kUnitB + lane * 16);
     escape = once(kOffsetE + unit * 4);
-    const u32 piece = WGMMA ? 0 : (lane & 7) * 128 + ((lane >> 3) ^ (lane & 7)) * 16;  // token lane % 8, columns lane / 8
+    const u32 piece = wn < kByWgmma ? 0 : (lane & 7) * 128 + ((lane >> 3) ^ (lane & 7)) * 16;  // token lane % 8, columns lane / 8
     x = once(wk * kBoxX + piece);
   }
 };
 
-// A warp's unit as it lies in a stage.
-struct Packed {
-  uint4 q[kDecoder == w12::kBf16 ? 4 : 2], low;
-  u32 word;
-  __device__ __forceinline__ void load(u32 stage, const Offsets& at) {
-#pragma unroll
-    for (int i = 0; i < (kDecoder == w12::kBf16 ? 4 : 2); ++i) q[i] = ptx::lds128(stage + at.a + i * 512);
-    low = uint4{0, 0, 0, 0};
-    if (kUnitB) low = ptx::lds128(stage + at.b);
-    word = kBytesE ? ptx::lds32(stage + at.escape) : 0;
-  }
-};
-
-// Decodes a unit into v[16]: register 8 * half + 4 * step + i.
-__device__ __forceinline__ void decode_unit(const Params& p, const Packed& w, const u32* base, u32* v) {
-  if constexpr (kDecoder == w12::kBf16) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      v[4 * i] = w.q[i].x, v[4 * i + 1] = w.q[i].y, v[4 * i + 2] = w.q[i].z, v[4 * i + 3] = w.q[i].w;
-  } else {
-    w12::decode_step<kDecoder>(w.q[0].x, w.q[0].y, w.low.x, base[0], base[1], v);
-    w12::decode_step<kDecoder>(w.q[0].z, w.q[0].w, w.low.y, base[0], base[1], v + 4);
-    w12::decode_step<kDecoder>(w.q[1].x, w.q[1].y, w.low.z, base[0], base[1], v + 8);
-    w12::decode_step<kDecoder>(w.q[1].z, w.q[1].w, w.low.w, base[0], base[1], v + 12);
-    if (w.word) w12::patch_unit(v, w.word, p.list, threadIdx.x & 31);
-  }
-}
-
-// Multiplies a decoded unit with all tokens.
-__device__ __forceinline__ void multiply(const u32* v, u32 x, float (*acc)[4]) {
 #if WGMMA
+__device__ __forceinline__ void issue(const u32* v, u32 x, float (*acc)[4]) {
   const u64 operand = ptx::wgmma_operand(x);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step) ptx::wgmma<NT>(acc[0], v + 4 * step, operand + 2 * step);
   ptx::wgmma_commit();
-  ptx::wgmma_wait();
-#else
+}
+#endif
+
+// Multiplies a decoded unit with all tokens.
+__device__ __forceinline__ void multiply(const u32* v, u32 x, float (*acc)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -235,33 +202,52 @@ __device__ __forceinline__ void multiply(const u32* v, u32 x, float (*acc)[4]) {
       ptx::mma(acc[nt], v + 8 * half, xr.x, xr.y);
       ptx::mma(acc[nt], v + 8 * half + 4, xr.z, xr.w);
     }
-  __syncwarp();
-#endif
 }
 
-// Multiplies `count` chunks into the accumulators. Shortly before a unit's products are under way, the next chunk's unit
-// is fetched if it has arrived (and if there are registers for it: kernels of few tokens leave half to the next launch).
-// Between wgmma and its end nothing may be computed: ptxas (13.0) reuses the registers of A while they are being read.
+// Waits for a stage and decodes this warp's unit of it.
+__device__ __forceinline__ void fetch(const Params& p, const Offsets& at, const u32* base, const Ring& r, u32* v) {
+  Packed w;
+  ptx::mbarrier_wait(r.full, r.parity);
+  w.load(r.data + at.a, r.data + at.b, r.data + at.escape);
+  decode_unit(w, p.list, base, v);
+}
+
+// Multiplies `count` chunks into the accumulators, by mma.
 __device__ __forceinline__ void multiply_chunks(const Params& p, u32 count, const Offsets& at, const u32* base,
                                                 const Stages& ring, Ring& r, float (*acc)[4]) {
-  const bool lead = (threadIdx.x & 31) == 0;
+  for (u32 left = count; left; --left) {
+    u32 v[16];
+    fetch(p, at, base, r, v);
+    multiply(v, r.data + at.x, acc);
+    ptx::mbarrier_arrive(r.empty(ring));
+    r.next(ring);
+  }
+}
+
+#if WGMMA
+// The same by wgmma. The next chunk's unit is fetched if it has arrived, but not decoded: ptxas (13.0) would compute into
+// the registers that wgmma is reading, and there are none left to keep it from that.
+__device__ __forceinline__ void multiply_chunks_wgmma(const Params& p, u32 count, const Offsets& at, const u32* base,
+                                                      const Stages& ring, Ring& r, float (*acc)[4]) {
   Packed w;
   bool fetched = false;
   for (u32 left = count; left; --left) {
     if (!fetched) {
       ptx::mbarrier_wait(r.full, r.parity);
-      w.load(r.data, at);
+      w.load(r.data + at.a, r.data + at.b, r.data + at.escape);
     }
     u32 v[16];
-    decode_unit(p, w, base, v);
+    decode_unit(w, p.list, base, v);
     const u32 empty = r.empty(ring), x = r.data + at.x;
     r.next(ring);
-    fetched = WGMMA && left > 1 && ptx::mbarrier_test(r.full, r.parity);
-    if (fetched) w.load(r.data, at);
-    multiply(v, x, acc);
-    if (lead) ptx::mbarrier_arrive(empty);
+    fetched = left > 1 && ptx::mbarrier_test(r.full, r.parity);
+    if (fetched) w.load(r.data + at.a, r.data + at.b, r.data + at.escape);
+    issue(v, x, acc);
+    ptx::wgmma_wait<0>();
+    ptx::mbarrier_arrive(empty);
   }
 }
+#endif
 
 __device__ __forceinline__ void add(float* c, float4 v) { c[0] += v.x, c[1] += v.y, c[2] += v.z, c[3] += v.w; }
 
@@ -369,7 +355,12 @@ __device__ __forceinline__ void consume(const Params& p, const Share& share, con
 #pragma unroll
     for (int j = 0; j < NT * 4; ++j) acc[j / 4][j % 4] = 0.0f;
     if (left == share.count) ptx::wait_for_previous_kernel();
-    multiply_chunks(p, to - from, at, base, ring, r, acc);
+#if WGMMA
+    if (wn < kByWgmma)
+      multiply_chunks_wgmma(p, to - from, at, base, ring, r, acc);
+    else
+#endif
+      multiply_chunks(p, to - from, at, base, ring, r, acc);
     reduce_along_k(buffer, wn, wk, acc);
     if (wk == 0 && wn < ROWS) {
       if (from == 0 && to == chunks)
@@ -415,6 +406,5 @@ extern "C" __global__ void __launch_bounds__(32 * (kConsumers + 1), PARTS) w12_g
   if (threadIdx.x == producer) {
     ptx::wait_for_previous_kernel();
     produce(p, x, share, first, ring);
-    look_ahead(p);
   }
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Protocol
 
 import torch
@@ -19,17 +18,17 @@ class KernelBackend(Protocol):
     def refuses(self, n: int, k: int, device: torch.device) -> str:
         """Return why a weight [n, k] is better left BF16 on this device, empty when it is not."""
 
+    def declines(self, weight: W12Tensor) -> str:
+        """Return why an encoded weight is better left BF16, empty when it is not."""
+
     def pack(self, weight: W12Tensor) -> Any:
         """Return the weight in the kernel's own order, complete in memory, the argument no longer needed."""
 
     def prepare(self, packed: Any) -> None:
         """Compile, load and allocate everything that `linear` needs, so that it can run inside a graph capture."""
 
-    def linear(self, x: torch.Tensor, packed: Any, ahead: Any = None) -> torch.Tensor:
-        """Return `x @ weight.T` for x [..., K] bfloat16; `ahead` is `first_reads` of the weight that is used next."""
-
-    def first_reads(self, packed: Any) -> Any:
-        """Return what `linear` reads first of this weight, for the call before it to bring near; None for nothing."""
+    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+        """Return `x @ weight.T` for x [..., K] bfloat16."""
 
     def decode(self, packed: Any) -> torch.Tensor:
         """Return the exact weight [N, K] bfloat16 in new memory."""
@@ -59,6 +58,13 @@ class FusedKernel:
         gpu = torch.cuda.get_device_name(device)
         return "" if dispatch.wins(n, k, gpu) else f"BF16 is faster for [{n}, {k}] on {gpu}"
 
+    def declines(self, weight: W12Tensor) -> str:
+        """See `KernelBackend`."""
+        from specpilot_sglang.kernels.w12_gemm import dispatch
+
+        share = dispatch.densest(weight)
+        return f"{share:.2%} escapes in sixteen rows" if share > dispatch.MOST_ESCAPES else ""
+
     def pack(self, weight: W12Tensor) -> Any:
         """See `KernelBackend`."""
         from specpilot_sglang.kernels.w12_gemm import linear
@@ -71,24 +77,11 @@ class FusedKernel:
 
         linear.prepare_layer(packed)
 
-    def linear(self, x: torch.Tensor, packed: Any, ahead: Any = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """See `KernelBackend`."""
         from specpilot_sglang.kernels.w12_gemm import linear
 
-        return linear.w12_linear(x, packed, ahead=ahead)
-
-    def first_reads(self, packed: Any) -> Any:
-        """See `KernelBackend`; `SPECPILOT_W12_AHEAD_MB` sets how much.
-
-        Off by default: it has not run on a GPU yet, neither its gain nor its exactness is measured.
-        """
-        from specpilot_sglang.kernels.w12_gemm import ahead
-
-        size = int(os.environ.get("SPECPILOT_W12_AHEAD_MB", "0")) << 20
-        if size == 0 or packed.nbytes < size:
-            return None
-        properties = torch.cuda.get_device_properties(packed.a.device)
-        return ahead.first_reads(packed, properties.multi_processor_count, size)
+        return linear.w12_linear(x, packed)
 
     def decode(self, packed: Any) -> torch.Tensor:
         """See `KernelBackend`."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,8 +38,6 @@ class ResidentWeight:
         packed: the kernel's form, None until first complete.
         plain: the BF16 matrix [n, k] when it needs more than `max_bits` bits per weight.
         record: what became of it, None until first complete.
-        follower: the weight that was used after this one when both were first used; its beginning, `first_reads`, is
-            brought near while this one's product ends.
     """
 
     def __init__(
@@ -53,8 +51,6 @@ class ResidentWeight:
         self._filling: torch.Tensor | None = None
         self._written: dict[tuple[Any, ...], int] = {}
         self._zero_code: bool | None = None
-        self.follower: ResidentWeight | None = None
-        self.first_reads: Any = None
         self.handle = next(_handles)
         RESIDENT[self.handle] = self
 
@@ -91,12 +87,12 @@ class ResidentWeight:
         encoded = encode(weight, self._zero_code)
         size = stored_bytes(self.n, self.k, encoded.col.numel(), base_bits(encoded.base.cpu().numpy()), 2)
         bits = 8 * size / weight.numel()
-        if self.packed is None and bits > self.max_bits:
-            self.plain = weight
-            self.record = LayerRecord(
-                weight.numel(), 2 * weight.numel(), 0, 0, False, f"needs {bits:.3f} bits per weight"
-            )
-            return
+        if self.packed is None:
+            why = f"needs {bits:.3f} bits per weight" if bits > self.max_bits else self.backend.declines(encoded)
+            if why:
+                self.plain = weight
+                self.record = LayerRecord(weight.numel(), 2 * weight.numel(), 0, 0, False, why)
+                return
         self._store(encoded)
         escapes, zeros, zero_code = encoded.col.numel(), encoded.zeros, encoded.zero_code
         del encoded  # an LM head's planes are gigabytes; the check below takes two more
@@ -122,9 +118,7 @@ class ResidentWeight:
         """
         if self.packed is None:
             raise W12Error("no weights were loaded", where=self.where, fix="check the checkpoint")
-        _order.note(self)
-        ahead = self.follower.first_reads if self.follower is not None else None
-        return self.backend.linear(x, self.packed, ahead)
+        return self.backend.linear(x, self.packed)
 
     def _buffer(self) -> torch.Tensor:
         if self.packed is not None:
@@ -134,7 +128,6 @@ class ResidentWeight:
     def _store(self, encoded: W12Tensor) -> None:
         if self.packed is None:
             self.packed = self.backend.pack(encoded)
-            self.first_reads = self.backend.first_reads(self.packed)
             self._zero_code = encoded.zero_code
             return
         try:
@@ -145,26 +138,6 @@ class ResidentWeight:
                 where=self.where,
                 fix="start the server again with the new weights",
             ) from exc
-
-
-class _Order:
-    """Learns the order in which a model uses its weights, from its first pass."""
-
-    def __init__(self) -> None:
-        self._last: ReferenceType[ResidentWeight] | None = None
-
-    def note(self, weight: ResidentWeight) -> None:
-        """Take down that `weight` is used now; weights with nothing to bring near do not count."""
-        if weight.first_reads is None:
-            return
-        last = self._last() if self._last is not None else None
-        if last is not None and last.follower is None and last is not weight:
-            last.follower = weight
-        if last is not weight:
-            self._last = ref(weight)
-
-
-_order = _Order()
 
 
 class _Writes(TorchDispatchMode):

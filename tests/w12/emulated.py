@@ -36,10 +36,13 @@ class TorchKernel:
     name: str = "emulated"
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    ahead: list[int | None] = field(default_factory=list)
+    declined: str = ""
 
     def refuses(self, n: int, k: int, device: torch.device) -> str:
         return self.refused.get((n, k), "")
+
+    def declines(self, weight: W12Tensor) -> str:
+        return self.declined
 
     def pack(self, weight: W12Tensor) -> Planes:
         self.calls.append("pack")
@@ -51,12 +54,8 @@ class TorchKernel:
     def prepare(self, packed: Planes) -> None:
         self.calls.append("prepare")
 
-    def first_reads(self, packed: Planes) -> int:
-        return id(packed)
-
-    def linear(self, x: torch.Tensor, packed: Planes, ahead: int | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Planes) -> torch.Tensor:
         self.calls.append("linear")
-        self.ahead.append(ahead)
         rows = x.reshape(-1, x.shape[-1])
         weight = self.decode(packed).float()
         y = [(weight * row.float()).sum(1) for row in rows]  # a row alone, whatever stands beside it

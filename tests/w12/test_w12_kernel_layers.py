@@ -371,13 +371,40 @@ def test_model_loader_moves_packed_layers_through_its_staging(kernel: TorchKerne
     assert same_bits(layer.weight.resident.dense(), gaussian(N, K, 0))
 
 
-def test_each_call_names_the_weight_that_follows_it(kernel: TorchKernel, parallel) -> None:
+def test_weight_that_the_kernel_declines_becomes_bf16_after_loading(kernel: TorchKernel, parallel) -> None:
+    kernel.declined = "too many escapes"
+    weight = planted(N, K, 0)
     with parallel(0, 1):
-        layers = [loaded(gaussian(N, K, i), prefix=f"layer{i}") for i in range(3)]
-    x = gaussian(1, K, 1, 1.0)
-    for _ in range(2):
-        for layer in layers:
-            layer(x)
-    first, second, third = (id(layer.weight.resident.packed) for layer in layers)
-    assert kernel.ahead[:3] == [None, None, None]
-    assert kernel.ahead[3:] == [second, third, first]
+        layer = loaded(weight)
+    assert type(layer.quant_method).__name__ == "UnquantizedLinearMethod"
+    assert same_bits(layer.weight.data, weight)
+    assert quant_method.report()["kept"] == {"proj": "too many escapes"}
+    assert "pack" not in kernel.calls
+
+
+def test_shard_that_is_no_multiple_of_the_kernels_columns_stays_bf16_and_says_so(
+    kernel: TorchKernel, parallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sglang.srt.layers.linear import RowParallelLinear
+
+    from specpilot_sglang.kernels.w12_gemm import linear
+    from specpilot_sglang.w12.method import W12Config
+
+    cuda = torch.device("cuda", 0)  # the form is asked before the GPU is
+    monkeypatch.setattr(TorchKernel, "refuses", lambda self, n, k, device: linear.unsupported(n, k, cuda))
+    monkeypatch.setattr(linear, "architecture", lambda capability: "sm_90a")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    weight = planted(40, 384, 0)
+    for size, stays in ((2, ""), (4, "K is 96, not a multiple of 64")):
+        with parallel(size - 1, size), caplog.at_level("INFO"):
+            layer = RowParallelLinear(
+                384, 40, bias=False, params_dtype=torch.bfloat16, quant_config=W12Config(), prefix=f"down{size}"
+            )
+            layer.weight.weight_loader(layer.weight, weight)
+            finish_if_ours(layer)
+        shard = weight.chunk(size, dim=1)[-1]
+        if stays:
+            assert same_bits(layer.weight.data, shard)
+            assert f"down{size} stays BF16: {stays}" in caplog.text
+        else:
+            assert same_bits(layer.weight.resident.dense(), shard)

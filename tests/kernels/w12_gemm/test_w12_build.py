@@ -8,6 +8,7 @@ import pytest
 
 from specpilot_sglang.kernels.w12_gemm import build
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
+from specpilot_sglang.kernels.w12_gemm.wide import Shape
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -25,6 +26,12 @@ def test_builds_for_hopper(decoder) -> None:
 @pytest.mark.parametrize("decoder", [Decoder.W12, Decoder.W12_ZERO, Decoder.NESTED8])
 def test_decode_kernel_builds(decoder) -> None:
     assert build.cubin(build.DECODE, build.decode_options(decoder), "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_prefill_kernel_builds() -> None:
+    for shape in (Shape(128), Shape(256)):
+        assert shape.shared(Decoder.BF16) <= 232448
+        assert build.cubin(build.WIDE, shape.options(Decoder.W12), "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("eights", [2, 4])

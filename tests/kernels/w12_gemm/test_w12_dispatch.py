@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm import dispatch
+from specpilot_sglang.w12.codec_torch import encode
 
 
 @pytest.fixture
@@ -56,3 +58,11 @@ def test_a_broken_table_is_named(table) -> None:
 def test_the_shipped_table_reads() -> None:
     dispatch._entries.cache_clear()
     assert isinstance(dispatch.wins(14336, 5120, "NVIDIA H200"), bool)
+
+
+def test_escapes_count_where_they_are_densest() -> None:
+    weight = torch.randn(50, 640).mul_(0.02).bfloat16()
+    assert dispatch.densest(encode(weight)) < dispatch.MOST_ESCAPES
+    weight[17, :32] = 1e6  # 0.1 percent of all weights, 0.3 percent of the second sixteen rows
+    assert dispatch.densest(encode(weight)) == pytest.approx(32 / (16 * 640), rel=0.2)
+    assert dispatch.densest(encode(weight[:0])) == 0.0

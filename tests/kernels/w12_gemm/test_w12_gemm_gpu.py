@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specpilot_sglang.errors import W12Error
-from specpilot_sglang.kernels.w12_gemm import launch
+from specpilot_sglang.kernels.w12_gemm import launch, wide
 from specpilot_sglang.kernels.w12_gemm.build import KernelBuildError
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
 from specpilot_sglang.kernels.w12_gemm.linear import (
@@ -21,6 +21,7 @@ from specpilot_sglang.kernels.w12_gemm.linear import (
     w12_linear,
 )
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack, pack_bf16
+from specpilot_sglang.kernels.w12_gemm.plan import choose
 from specpilot_sglang.kernels.w12_gemm.ref import w12_gemm_ref
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling
 from specpilot_sglang.w12.codec_torch import encode, nested8_decode
@@ -156,11 +157,47 @@ def test_decode_kernel_gives_back_the_weight_and_its_view(shape, zeros, tiling) 
     assert torch.equal(bits(decode_weight(packed, nested=True)), bits(nested8_decode(encoded)))
 
 
-def test_many_tokens_take_the_library(tiling) -> None:
+def test_many_tokens_take_the_wide_kernel_or_the_library(tiling, monkeypatch) -> None:
     weight, x = gaussian(200, 1024), gaussian(130, 1024, 1.0).view(2, 65, 1024)
     packed = pack(encode(weight), tiling)
+    monkeypatch.setattr(wide, "SMALLEST", 1)
+    if torch.cuda.get_device_capability() == (9, 0):
+        expected = wide.w12_wide(x.view(130, 1024), packed, x.new_empty((130, 200)))
+        assert torch.equal(bits(w12_linear(x, packed)), bits(expected.view(2, 65, 200)))
+    monkeypatch.setattr(wide, "MOST_TOKENS", 129)
     assert torch.equal(bits(w12_linear(x, packed)), bits(torch.nn.functional.linear(x, weight)))
     assert torch.equal(bits(w12_linear(x[:1, :3], packed)[0]), bits(w12_gemm(x[0, :3], packed)))
+
+
+def test_a_result_that_the_copy_engine_cannot_store_takes_the_library() -> None:
+    weight, x = gaussian(200, 1024), gaussian(130, 1024, 1.0)
+    packed, out = pack(encode(weight), Tiling(16)), torch.empty(130, 300, device="cuda", dtype=torch.bfloat16)
+    assert not wide.takes(x, packed, out[:, :200])
+    w12_linear(x, packed, out=out[:, :200])
+    assert torch.allclose(out[:, :200].float(), (x.double() @ weight.double().T).float(), rtol=1e-2, atol=1e-2)
+
+
+#: [N, K] of the shards of a 27B and an 8B model's layers under tensor parallelism of 2 and 4.
+SHARDS = [
+    (7168, 5120), (3584, 5120), (5120, 3072), (5120, 1536), (17408, 5120), (8704, 5120), (5120, 8704), (5120, 4352),
+    (8192, 5120), (4096, 5120), (48, 5120), (24, 5120), (12288, 4096), (6144, 4096), (4096, 6144), (4096, 3072),
+    (3072, 4096), (1536, 4096), (4096, 2048), (4096, 1024),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_shards_of_tensor_parallel_layers_are_exact(shard) -> None:
+    n, k = shard
+    weight, x = with_escapes(n, k), gaussian(200, k, 1.0, 7)
+    packed, plain = pack_layer(encode(weight)), pack_bf16(weight, choose(n, k))
+    assert torch.equal(bits(decode_weight(packed)), bits(weight))
+    alone = w12_gemm(x[:1], packed)
+    assert torch.equal(bits(alone), bits(w12_gemm(x[:1], plain)))
+    for tokens in (2, 16, 33, 64):
+        assert torch.equal(bits(w12_gemm(x[:tokens], packed)[:1]), bits(alone)), tokens
+    if torch.cuda.get_device_capability() == (9, 0):
+        outs = [wide.w12_wide(x, w, x.new_empty((200, n))) for w in (packed, plain)]
+        assert torch.equal(*map(bits, outs))
 
 
 def test_slices_along_n_give_the_same_as_the_whole(tiling) -> None:
