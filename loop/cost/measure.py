@@ -15,6 +15,7 @@ from typing import Any
 
 from specpilot_sglang.eval import provenance, suites
 from specpilot_sglang.eval.client import Client
+from specpilot_sglang.eval.cores import share_cores
 from specpilot_sglang.eval.files import write_whole
 from specpilot_sglang.eval.nightly.answers import add_up
 from specpilot_sglang.eval.parallel import run_all
@@ -63,6 +64,8 @@ def measure(plan: Plan, logs: Path, say: Say) -> tuple[CostTable, list[Observati
             for server in servers.values():
                 say(f"{server.name}: starting the server")
                 server.start()
+            if plan.together and not provenance.gpu_names():
+                share_cores(servers.values())
             _serve({block: server.client for block, server in servers.items()}, plan, tokenizer, measured, say)
         write_whole(logs / "measured.json", json.dumps(asdict(measured), indent=1) + "\n", fix="choose --out")
     fitted = [o for o in measured.observations if not o.case.held_out]

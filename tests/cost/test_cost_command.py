@@ -84,6 +84,9 @@ def measured(cli, monkeypatch, tmp_path):
         def start(self):
             pass
 
+        def processes(self):
+            return []
+
         def stop(self):
             FakeServer.up -= 1
 
