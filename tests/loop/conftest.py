@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,6 +53,9 @@ def cluster(tmp_path, monkeypatch, free_port):
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     try:
         assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
+        deadline = time.monotonic() + 240  # `ray start` does not wait for its dashboard
+        while time.monotonic() < deadline and socket.socket().connect_ex(("127.0.0.1", free_port)):
+            time.sleep(0.5)
         yield f"http://127.0.0.1:{free_port}"
     finally:
         for process in psutil.process_iter(["cmdline"]):
