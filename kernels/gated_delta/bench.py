@@ -46,25 +46,30 @@ class Layers:
         self.kept_a, self.kept_b = torch.empty_like(self.a), torch.empty_like(self.b)
 
     def conv(self, layer: int) -> torch.Tensor:
+        """Convolution of one layer, into `mixed`."""
         return tree.conv_verify(
             self.x[layer], self.weight, None, self.history[layer], self.slots, self.paths,
             out=self.mixed[layer], keep=self.kept[layer],
         )  # fmt: skip
 
     def split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of q, k and v."""
         q, k, v = mixed.split([KEY_HEADS * DIM, KEY_HEADS * DIM, VALUE_HEADS * DIM], -1)
         lead = mixed.shape[:-1]
         return q.view(*lead, KEY_HEADS, DIM), k.view(*lead, KEY_HEADS, DIM), v.view(*lead, VALUE_HEADS, DIM)
 
     def inputs(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """What both ways to verify read of one layer."""
         gates = (self.a[layer], self.b[layer], self.a_log[layer], self.dt_bias[layer])
         return (*self.split(self.mixed[layer]), *gates, self.states[layer], self.slots)
 
     def verify(self, layer: int, plan: tuple[int, int, int]) -> torch.Tensor:
+        """All nodes at once."""
         keep = (self.kept_a[layer], self.kept_b[layer])
         return tree.verify(*self.inputs(layer), self.paths, keep=keep, plan=plan)
 
     def walk(self, layer: int) -> torch.Tensor:
+        """Leaf by leaf."""
         return tree.walk(*self.inputs(layer), self.paths)
 
     def oracle(self, layer: int) -> torch.Tensor:
@@ -78,6 +83,7 @@ class Layers:
         return out.flatten(0, 1)
 
     def commit(self) -> None:
+        """Replay the deepest path of every tree, in all layers."""
         deepest = self.trees.depths.argmax(1)
         nodes = self.paths.nodes_of[torch.arange(self.batch, device="cuda"), deepest].clamp(min=0)
         lens = self.trees.depths.max(1).values.int() + 1

@@ -21,6 +21,8 @@ _TILE = 32
 #: State rows a program, key columns at a time, and warps of `verify`.
 _PLAN = (64, 32, 4)
 _CHANNELS = 1024
+#: Nodes times channels that one program of the convolution takes.
+_CONV_CELLS = 2048
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,15 @@ def conv_verify(
     batch, nodes, width = paths.nodes_of.shape
     channels, taps = weight.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    block = min(_CHANNELS, triton.next_power_of_2(channels))
-    conv_verify_kernel[(batch * nodes, triton.cdiv(channels, block))](
+    if states.stride()[1:] != (taps - 1, 1) or x.stride(1) != 1:
+        raise ValueError("inputs must be dense in the channels, histories contiguous")
+    slots_of = triton.next_power_of_2(nodes)
+    block = min(_CONV_CELLS // slots_of, triton.next_power_of_2(channels))
+    conv_verify_kernel[(triton.cdiv(channels, block), batch)](
         x, weight, bias, states, slots, paths.nodes_of, paths.depths, out, keep,
-        x.stride(0), states.stride(0), nodes, channels,
-        TAPS=taps, BLOCK=block, WIDTH=width, BIAS=bias is not None, SILU=silu, KEEP=keep is not None,
+        x.stride(0), states.stride(0), channels,
+        NODES=nodes, SLOTS=slots_of, TAPS=taps, BLOCK=block, WIDTH=width,
+        BIAS=bias is not None, SILU=silu, KEEP=keep is not None,
     )  # fmt: skip
     return out
 

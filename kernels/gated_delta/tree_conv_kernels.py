@@ -23,8 +23,9 @@ def conv_verify_kernel(
     kept_ptr,
     x_stride,
     slot_stride,
-    nodes,
     channels,
+    NODES: tl.constexpr,
+    SLOTS: tl.constexpr,
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -32,36 +33,47 @@ def conv_verify_kernel(
     SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    """Convolution of every node; one program a node and block of channels."""
-    row = tl.program_id(0)
-    request = row // nodes
-    slot = tl.load(slots_ptr + request)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """Convolution of all nodes of a request over a block of channels, whose weights are read once."""
+    request = tl.program_id(1)
+    node = tl.arange(0, SLOTS)
+    here = node < NODES
+    rows = (request * NODES + node).to(tl.int64)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
-    target = out_ptr + row.to(tl.int64) * channels + channel
+    cells = here[:, None] & inside[None, :]
+    target = rows[:, None] * channels + channel[None, :]
+    slot = tl.load(slots_ptr + request)
     if slot < 0:
-        tl.store(target, tl.zeros([BLOCK], dtype=out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + target, tl.zeros([SLOTS, BLOCK], dtype=out_ptr.dtype.element_ty), mask=cells)
         return
-    if KEEP:
-        mine = tl.load(x_ptr + row.to(tl.int64) * x_stride + channel, mask=inside, other=0.0)
-        tl.store(kept_ptr + row.to(tl.int64) * channels + channel, mine, mask=inside)
-    depth = tl.load(depths_ptr + row)
+    depth = tl.load(depths_ptr + rows, mask=here, other=0)
     history = state_ptr + slot.to(tl.int64) * slot_stride + channel * (TAPS - 1)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
+    total = tl.zeros([SLOTS, BLOCK], dtype=tl.float32)
     for tap in tl.static_range(TAPS):
         # Place on the path that meets this tap; before the root it is a column of the slot's history.
         place = depth - (TAPS - 1) + tap
-        node = tl.load(paths_ptr + row * WIDTH + tl.maximum(place, 0))
-        token = (request * nodes + tl.maximum(node, 0)).to(tl.int64)
-        fresh = tl.load(x_ptr + token * x_stride + channel, mask=inside & (place >= 0), other=0.0)
-        past = tl.load(history + (place + TAPS - 1), mask=inside & (place < 0), other=0.0)
-        seen = tl.where(place >= 0, fresh.to(tl.float32), past.to(tl.float32))
-        total += seen * tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+        on_path = here & (place >= 0)
+        at = tl.load(paths_ptr + rows * WIDTH + tl.maximum(place, 0), mask=on_path, other=0)
+        token = (request * NODES + at).to(tl.int64)
+        fresh = tl.load(
+            x_ptr + token[:, None] * x_stride + channel[None, :], mask=on_path[:, None] & inside[None, :], other=0.0
+        )
+        if KEEP:  # noqa: SIM102
+            if tap == TAPS - 1:
+                tl.store(kept_ptr + target, fresh, mask=cells)
+        seen = fresh.to(tl.float32)
+        if tap < TAPS - 1:
+            column = (place + TAPS - 1)[:, None]
+            before = (here & (place < 0))[:, None] & inside[None, :]
+            past = tl.load(history[None, :] + column, mask=before, other=0.0)
+            seen = tl.where((place >= 0)[:, None], seen, past.to(tl.float32))
+        weight = tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+        total += seen * weight[None, :]
     if BIAS:
-        total += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
         total = total / (1.0 + tl.exp(-total))
-    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + target, total.to(out_ptr.dtype.element_ty), mask=cells)
 
 
 @triton.jit

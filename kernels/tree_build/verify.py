@@ -9,13 +9,23 @@ import triton
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build.tree import Trees
-from specpilot_sglang.kernels.tree_build.verify_kernels import accept_kernel, inputs_kernel, move_kernel
+from specpilot_sglang.kernels.tree_build.verify_kernels import (
+    accept_kernel,
+    inputs_kernel,
+    move_kernel,
+    suffix_kernel,
+)
 
 _BYTES = 1024
 
 
 def write_inputs(
-    trees: Trees, lengths: torch.Tensor, width: int, mask: torch.Tensor | None, paths: TreePaths | None
+    trees: Trees,
+    lengths: torch.Tensor,
+    width: int,
+    mask: torch.Tensor | None,
+    paths: TreePaths | None,
+    owners: bool = False,
 ) -> torch.Tensor:
     """Work out what a verify pass reads of its trees, in one launch.
 
@@ -26,6 +36,7 @@ def write_inputs(
         mask: bool, flat, room for `tree.full_mask`; only cells between nodes are written, cached tokens are seen by
             every node and SGLang's kernels do not read their cells. None where nothing reads it.
         paths: contiguous tensors that are filled as `TreePaths.of` fills them, or None.
+        owners: fill `paths.owners`, too, which only a walk leaf by leaf reads.
 
     Returns:
         int64 [batch, nodes], the nodes' positions.
@@ -37,7 +48,8 @@ def write_inputs(
     inputs_kernel[(batch,)](
         trees.parents, trees.depths, lengths, positions, None if mask is None else mask.view(torch.int8), *outs,
         NODES=nodes, SLOTS=slots, WIDTH=width, BATCH=triton.next_power_of_2(batch),
-        MASK=mask is not None, PATHS=paths is not None, num_warps=1 if slots <= 16 else 4,
+        MASK=mask is not None, PATHS=paths is not None, OWNERS=owners and paths is not None,
+        num_warps=1 if slots <= 16 else 4,
     )  # fmt: skip
     return positions
 
@@ -45,6 +57,22 @@ def write_inputs(
 def mask_cells(nodes: int, batch: int, cached: int) -> int:
     """Cells of a flat mask over `batch` trees and `cached` tokens in all."""
     return nodes * (cached + nodes * batch)
+
+
+def write_suffixes(paths: TreePaths, slots: torch.Tensor, table: torch.Tensor, seen: torch.Tensor) -> None:
+    """List the KV slots of every node's path, from the root on, as rows of a page table of single tokens.
+
+    Args:
+        paths: of the requests that are there.
+        slots: int64 [requests * nodes], KV slots of their nodes.
+        table: int32 [rows, at least the longest path]; rows of further requests keep what is in them.
+        seen: int32 [rows], gets the length of each row; 1 for rows of further requests, which fill a graph up.
+    """
+    live, nodes, width = paths.nodes_of.shape
+    suffix_kernel[(seen.numel() // nodes,)](
+        paths.nodes_of, paths.depths, slots, table, seen, live, table.stride(0),
+        NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, num_warps=1,
+    )  # fmt: skip
 
 
 def accept(

@@ -27,6 +27,7 @@ def inputs_kernel(
     BATCH: tl.constexpr,
     MASK: tl.constexpr,
     PATHS: tl.constexpr,
+    OWNERS: tl.constexpr,
 ):
     """Positions, attention mask and paths of one request's tree; see `verify.write_inputs`."""
     request = tl.program_id(0)
@@ -57,12 +58,41 @@ def inputs_kernel(
     if PATHS:
         tl.store(levels_ptr + rows, depth.to(tl.int32), mask=inside)
         tl.store(ancestors_ptr + rows, seen, mask=inside)
+    if OWNERS:
         parents = tl.load(parents_ptr + rows, mask=inside, other=-1)
         inner = tl.sum((parents[:, None] == node[None, :]).to(tl.int32), 0) > 0
         # Leaves by row again: a row's own place on the diagonal tells whether it is one.
         leaf = tl.sum(((node[:, None] == node[None, :]) & ~inner[None, :]).to(tl.int32), 1) > 0
         owner = tl.min(tl.where(grid & leaf[:, None] & both, node[:, None], SLOTS), 0)
         tl.store(owners_ptr + rows, owner.to(tl.int32), mask=inside)
+
+
+@triton.jit
+def suffix_kernel(
+    nodes_of_ptr,
+    levels_ptr,
+    slots_ptr,
+    table_ptr,
+    seen_ptr,
+    live,
+    table_stride,
+    NODES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """KV slots of each node's path, one row of a page table a node; see `verify.write_suffixes`."""
+    request = tl.program_id(0)
+    node = tl.arange(0, SLOTS)
+    inside = node < NODES
+    rows = request * NODES + node
+    real = inside & (request < live)
+    level = tl.load(levels_ptr + rows, mask=real, other=0)
+    tl.store(seen_ptr + rows, level + 1, mask=inside)
+    for place in tl.static_range(WIDTH):
+        on_path = real & (place <= level)
+        at = tl.load(nodes_of_ptr + rows * WIDTH + place, mask=on_path, other=0)
+        slot = tl.load(slots_ptr + request * NODES + at, mask=on_path, other=0)
+        tl.store(table_ptr + rows * table_stride + place, slot.to(tl.int32), mask=on_path)
 
 
 @triton.jit

@@ -42,8 +42,20 @@ class Accepted:
 
     def flat_index(self, nodes: int) -> torch.Tensor:
         """`index` into a batch's flat rows, `nodes` rows a request; int64 [batch, width], -1 past the path."""
-        offset = torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
-        return torch.where(self.index >= 0, self.index + offset, -1)
+        return torch.where(self.index >= 0, self.index + self._roots(nodes), -1)
+
+    def tokens_by_row(self, nodes: int) -> torch.Tensor:
+        """The emitted token after each accepted node, int64 [batch * nodes] flat rows; 0 elsewhere."""
+        roots = self._roots(nodes)
+        on_path = self.index >= 0
+        # Past its end a path points at its own root: the row that another request's path begins with is not free.
+        rows = roots + torch.where(on_path, self.index, 0)
+        found = self.emitted.new_zeros(len(self.index) * nodes)
+        found[rows.flatten()] = torch.where(on_path, self.tokens, self.tokens[:, :1]).flatten()
+        return found
+
+    def _roots(self, nodes: int) -> torch.Tensor:
+        return torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
 
 
 def accept(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) -> Accepted:

@@ -54,20 +54,22 @@ class TreeBuffers:
     """What one target runner's verify passes share.
 
     Attributes:
-        paths: paths of as many trees as a batch may have, None where the target has no Gated DeltaNet layers.
-        kept: their layers' inputs, None likewise.
+        paths: paths of as many trees as a batch may have; None on a CPU where the target has no Gated DeltaNet layers.
+        kept: inputs of Gated DeltaNet layers, None where the target has none.
+        index: int64 [requests, nodes], rows in order.
     """
 
     def __init__(self, runner: Any, nodes: int, width: int, gated_delta: bool) -> None:
         self.nodes = nodes
         self.paths: TreePaths | None = None
         self.kept: KeptInputs | None = None
-        if not gated_delta:
-            return
         requests = most_requests(runner)
-        layers = sorted(_linear_layers(runner), key=lambda layer: int(layer.layer_id))
-        self.paths = TreePaths.empty(requests, nodes, width, runner.device)
-        self.kept = KeptInputs(layers, requests * nodes, runner.dtype, runner.device)
+        self.index = torch.arange(requests * nodes, device=runner.device).view(requests, nodes)
+        if gated_delta or self.index.is_cuda:
+            self.paths = TreePaths.empty(requests, nodes, width, runner.device)
+        if gated_delta:
+            layers = sorted(_linear_layers(runner), key=lambda layer: int(layer.layer_id))
+            self.kept = KeptInputs(layers, requests * nodes, runner.dtype, runner.device)
 
 
 def most_requests(runner: Any) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
+from specpilot_sglang.tree.fa3 import plan_suffixes
 from specpilot_sglang.tree.gated_delta import plan_state_memory, shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, block_of, tree_worker
@@ -16,6 +19,9 @@ _FINGERPRINTS = {
     "sglang.srt.arg_groups.speculative_hook:_handle_dflash": "61143f903a1baeae",
     "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend": "d60a78c55ca84bef",
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info": "e9e6211d0e4bdb8a",
+    "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend._apply_cuda_graph_metadata": (
+        "7fc1885bc15f1c11"
+    ),
     "sglang.srt.mem_cache.memory_pool:MambaPool.__init__": "4658baa3f7e767b0",
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
 }
@@ -30,7 +36,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
     """
     for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS):
         counters.declare(name)
-    worker, arguments, layer, graph, pool, memory = _FINGERPRINTS
+    worker, arguments, layer, graph, attention, pool, memory = _FINGERPRINTS
 
     def captured(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
         return _captured_input(original, runner, num_tokens, tree)
@@ -46,6 +52,10 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
         Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
     ]
+    if torch.cuda.is_available():
+        # The module needs a GPU's libraries to be imported at all.
+        why = "lists each node's ancestors"
+        patches.append(Patch(attention, Kind.AROUND, plan_suffixes, _FINGERPRINTS[attention], why))
     if tree.gated_delta:
         why = "keeps nodes' inputs in place of their states"
         patches += [

@@ -38,8 +38,9 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     slots = window(worker, batch, nodes)
     verify_plan = plan(worker, batch, slots)
     host = draft_input.nxt_kv_lens_cpu if batch.seq_lens_cpu is None else batch.seq_lens_cpu
+    room = worker.buffers
     verify_input = TreeVerifyInput.of(
-        made, lengths, int(host.sum()), worker.max_depth, slots.flatten(), verify_plan, worker.buffers.paths
+        made, lengths, int(host.sum()), worker.max_depth, slots.flatten(), verify_plan, room.paths, room.index
     )
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
@@ -50,7 +51,7 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     # Both read `batch.seq_lens` as the lengths before this step.
     if worker.tree.gated_delta:
         commit_layers(worker, batch, accepted, nodes)
-    else:
+    elif worker._need_mamba_verify_commit:
         commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, accepted.flat_index(nodes), nodes)
     front = _move_kv(worker, slots, accepted)
     if on_publish is not None:
@@ -118,15 +119,14 @@ def _finish_outputs(
 ) -> None:
     """Log probabilities and sampling masks of the emitted tokens, where a request asked for them."""
     nodes = verify_input.draft_token_num
-    rows = accepted.flat_index(nodes)
     logits = logits_output.next_token_logits
     if batch.return_logprob:
-        emitted = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
-        emitted[rows.clamp(min=0).flatten()] = torch.where(rows >= 0, accepted.tokens, accepted.tokens[:, :1]).flatten()
-        compute_spec_logprobs(batch, logits_output, emitted, accept_index=rows)
+        rows = accepted.flat_index(nodes)
+        compute_spec_logprobs(batch, logits_output, accepted.tokens_by_row(nodes), accept_index=rows)
     sampling = batch.sampling_info
     if sampling is None or sampling.sampling_mask_batch_indices is None:
         return
+    rows = accepted.flat_index(nodes)
     path = logits[rows.clamp(min=0).flatten()]
     capture = SpeculativeSamplingMaskCapture.from_logits(
         sampling,

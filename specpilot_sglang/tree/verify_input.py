@@ -21,7 +21,7 @@ class TreeVerifyInput(EagleVerifyInput):
     SGLang's hybrid backends copy tree links again after the draft only for an `EagleVerifyInput`, hence the base.
     """
 
-    #: Paths that Gated DeltaNet layers follow, None where the target has none.
+    #: Paths that Gated DeltaNet layers and FlashAttention's page tables follow, None where nothing reads them.
     paths: TreePaths | None = None
 
     @property
@@ -44,6 +44,7 @@ class TreeVerifyInput(EagleVerifyInput):
         cache_locs: torch.Tensor,
         plan: object,
         room: TreePaths | None,
+        index: torch.Tensor | None = None,
     ) -> TreeVerifyInput:
         """Describe trees to the target.
 
@@ -54,7 +55,8 @@ class TreeVerifyInput(EagleVerifyInput):
             max_depth: tokens of the longest path a tree may have.
             cache_locs: int64 [batch * nodes], KV slots of the nodes.
             plan: SGLang's KV plan of these slots.
-            room: where the paths go that Gated DeltaNet layers read, None where the target has no such layers.
+            room: where the paths go, None where nothing reads them.
+            index: int64 [at least batch, nodes], rows in order, to save a launch.
         """
         trees = made.trees
         batch, nodes = trees.tokens.shape
@@ -72,7 +74,9 @@ class TreeVerifyInput(EagleVerifyInput):
             draft_token=trees.tokens.flatten(),
             custom_mask=mask,
             positions=positions.flatten(),
-            retrieve_index=torch.arange(batch * nodes, device=device).view(batch, nodes),
+            retrieve_index=(
+                torch.arange(batch * nodes, device=device).view(batch, nodes) if index is None else index[:batch]
+            ),
             retrieve_next_token=made.child,
             retrieve_next_sibling=made.sibling,
             retrieve_cum_len=None,

@@ -96,3 +96,20 @@ def test_rows_that_need_not_sum_to_one_are_drawn_in_proportion():
     seen = torch.bincount(draw(weights, None, torch.zeros(20000)), minlength=3).double()
     assert seen[1] == 0
     assert chisquare(seen[[0, 2]].numpy(), [5000.0, 15000.0]).pvalue > 1e-3
+
+
+def test_shorter_paths_do_not_write_over_other_requests_tokens():
+    """Log probabilities are looked up by row; padding of a short path once went to the first request's root."""
+    trees = some_trees(3, 8, seed=3)
+    chosen = torch.full((3, 8), 30)
+    for row in range(3):
+        child = int((trees.parents[row] == 0).nonzero()[0])
+        chosen[row, 0] = trees.tokens[row, child] if row == 0 else 20 + row
+    accepted = walk(trees, chosen, torch.zeros(3), 5)
+    assert accepted.lens.tolist() == [2, 1, 1]
+    found = accepted.tokens_by_row(8)
+    rows = accepted.flat_index(8)
+    for row in range(3):
+        for place in range(int(accepted.lens[row])):
+            assert int(found[rows[row, place]]) == int(accepted.tokens[row, place])
+    assert int((found != 0).sum()) == 4

@@ -8,10 +8,16 @@ from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
 from specpilot_sglang.kernels.tree_build.heap_kernel import best_first_kernel
-from specpilot_sglang.kernels.tree_build.verify_kernels import accept_kernel, inputs_kernel, move_kernel
+from specpilot_sglang.kernels.tree_build.verify_kernels import (
+    accept_kernel,
+    inputs_kernel,
+    move_kernel,
+    suffix_kernel,
+)
 
 HEADS = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "VALUE_DIM": 128, "TILE": 32, "WIDTH": 8, "EPS": 1e-6}
 CONV = {"TAPS": 4, "BLOCK": 256, "WIDTH": 8}
+TREE = {"NODES": 32, "SLOTS": 32, "BLOCK": 64}
 BUILD = {"NODES": 32, "WIDTH": 31, "SLOTS": 32}
 BLOCK = {key: value for key, value in HEADS.items() if key not in ("WIDTH", "TILE")} | {
     "NODES": 32,
@@ -38,13 +44,14 @@ CASES = [
     (commit_kernel, HEADS | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16 | FP32),
     (block_verify_kernel, BLOCK | {"PARTS": True}, BF16 | FP32 | {"ancestors": "*i64"}),
     (block_verify_kernel, BLOCK | {"PARTS": True, "NODES": 64, "SLOTS": 64}, BF16 | FP32 | {"ancestors": "*i64"}),
-    (conv_verify_kernel, CONV | {"BIAS": False, "SILU": True, "KEEP": True, "bias_ptr": None}, BF16),
+    (conv_verify_kernel, CONV | TREE | {"BIAS": False, "SILU": True, "KEEP": True, "bias_ptr": None}, BF16),
     (conv_commit_kernel, CONV | {"TRACK": True}, BF16 | {"state": "*bf16"}),
     (conv_commit_kernel, CONV | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16),
     (best_first_kernel, BUILD | {"BUDGETS": True, "ROWS": 16, "WIDTH": 16}, INT64 | FP32),
     (best_first_kernel, BUILD | {"BUDGETS": False, "ROWS": 1, "budgets_ptr": None, "order_ptr": None}, INT64 | FP32),
-    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": True}, INT64),
-    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": False} | NO_PATHS, INT64),
+    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": True, "OWNERS": False}, INT64),
+    (inputs_kernel, INPUTS | {"MASK": True, "PATHS": False, "OWNERS": False} | NO_PATHS, INT64),
+    (suffix_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8}, INT64),
     (accept_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8}, INT64),
     (move_kernel, {"NODES": 32, "WIDTH": 8, "TILE": 1024}, INT64 | {"lens": "*i32"}),
 ]

@@ -96,7 +96,7 @@ def check_verify_inputs_are_those_of_torch():
         mask = torch.ones(verify.mask_cells(12, 3, 20), dtype=torch.bool)
         room = TreePaths.empty(5, 12, 5, "cpu")
         room.nodes_of.fill_(7)
-        positions = verify.write_inputs(made.trees, lengths, 5, mask, room.first(3))
+        positions = verify.write_inputs(made.trees, lengths, 5, mask, room.first(3), owners=True)
         assert torch.equal(mask[: len(expected)], expected)
         assert mask[len(expected) :].all(), "cells past the trees were written"
         assert torch.equal(positions, made.trees.positions(lengths))
@@ -104,6 +104,20 @@ def check_verify_inputs_are_those_of_torch():
         for name in ("nodes_of", "depths", "owners", "ancestors"):
             assert torch.equal(getattr(room.first(3), name), getattr(paths, name)), name
         assert (room.nodes_of[3:] == 7).all()
+
+
+def check_page_table_of_paths_is_what_the_mask_gives():
+    """As SGLang's FlashAttention backend derives it: slots a node's mask row admits, in rising order of nodes."""
+    made, _ = padded_trees(12, 10, torch.tensor([10, 1, 7]))
+    slots = torch.randperm(200, generator=torch.Generator().manual_seed(2))[:36]
+    table, seen = torch.full((48, 12), 7, dtype=torch.int32), torch.full((48,), 99, dtype=torch.int32)
+    verify.write_suffixes(TreePaths.of(made.trees.parents, 5), slots, table, seen)
+    ancestors = made.trees.ancestors()
+    for row in range(36):
+        expected = slots.view(3, 12)[row // 12][ancestors[row // 12, row % 12]].tolist()
+        assert table[row, : int(seen[row])].tolist() == expected, row
+    assert (seen[36:] == 1).all()
+    assert (table[36:] == 7).all()
 
 
 def check_acceptance_is_that_of_torch():
