@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,19 +60,19 @@ class Layers:
         lead = mixed.shape[:-1]
         return q.view(*lead, KEY_HEADS, DIM), k.view(*lead, KEY_HEADS, DIM), v.view(*lead, VALUE_HEADS, DIM)
 
-    def inputs(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def inputs(self, layer: int) -> list[Any]:
         """What both ways to verify read of one layer."""
         gates = (self.a[layer], self.b[layer], self.a_log[layer], self.dt_bias[layer])
-        return (*self.split(self.mixed[layer]), *gates, self.states[layer], self.slots)
+        return [*self.split(self.mixed[layer]), *gates, self.states[layer], self.slots, self.paths]
 
     def verify(self, layer: int, plan: tuple[int, int, int]) -> torch.Tensor:
         """All nodes at once."""
         keep = (self.kept_a[layer], self.kept_b[layer])
-        return tree.verify(*self.inputs(layer), self.paths, keep=keep, plan=plan)
+        return partial(tree.verify, keep=keep, plan=plan)(*self.inputs(layer))
 
     def walk(self, layer: int) -> torch.Tensor:
         """Leaf by leaf."""
-        return tree.walk(*self.inputs(layer), self.paths)
+        return tree.walk(*self.inputs(layer))
 
     def oracle(self, layer: int) -> torch.Tensor:
         """Float64 outputs of the torch oracle."""
@@ -78,8 +80,9 @@ class Layers:
         a, b = self.a[layer].double(), self.b[layer].double()
         g, beta = ref.gates(a, b, self.a_log[layer].double(), self.dt_bias[layer].double())
         q, k = ref.prepare_qk(q, k, VALUE_HEADS)
-        rows = [x.view(self.batch, self.nodes, *x.shape[1:]) for x in (q, k, v, g, beta)]
-        out, _ = ref.recurrent(*rows, self.states[layer].double(), self.trees.parents)
+        rows: list[Any] = [x.view(self.batch, self.nodes, *x.shape[1:]) for x in (q, k, v, g, beta)]
+        q, k, v, g, beta = rows
+        out, _ = ref.recurrent(q, k, v, g, beta, self.states[layer].double(), self.trees.parents)
         return out.flatten(0, 1)
 
     def commit(self) -> None:
@@ -91,6 +94,11 @@ class Layers:
         _, k, v = self.split(self.mixed)
         tree.commit(k, v, self.kept_a, self.kept_b, self.a_log, self.dt_bias, self.states, path, self.nodes)
         tree.conv_commit(self.kept, self.history, path, self.nodes)
+
+
+def a_layer(call: Callable[[int], Any]) -> float:
+    """Microseconds a layer of a call for all layers."""
+    return microseconds(lambda: [call(layer) for layer in range(LAYERS)], 2) / LAYERS
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -116,14 +124,12 @@ def main() -> dict[str, Any]:
         for plan in PLANS:
             try:
                 result[f"verify_error {plan}"] = error(case.verify(0, plan), expected)
-                result[f"verify_us {plan}"] = (
-                    microseconds(lambda c=case, p=plan: [c.verify(n, p) for n in range(LAYERS)], 2) / LAYERS
-                )
+                result[f"verify_us {plan}"] = a_layer(partial(case.verify, plan=plan))
             except Exception as failure:
                 result[f"verify_us {plan}"] = f"{type(failure).__name__}: {failure}"[:200]
         result["kept_gates"] = bool(torch.equal(case.kept_a, case.a) and torch.equal(case.kept_b, case.b))
-        result["walk_us"] = microseconds(lambda c=case: [c.walk(n) for n in range(LAYERS)], 2) / LAYERS
-        result["conv_us"] = microseconds(lambda c=case: [c.conv(n) for n in range(LAYERS)], 2) / LAYERS
+        result["walk_us"] = a_layer(case.walk)
+        result["conv_us"] = a_layer(case.conv)
         result["commit_us"] = microseconds(case.commit, 2) / LAYERS
     return found
 

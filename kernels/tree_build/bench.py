@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,27 +61,26 @@ def main() -> dict[str, Any]:
         mask = torch.empty(verify.mask_cells(nodes, batch, 4000 * batch), dtype=torch.bool, device="cuda")
         paths = TreePaths.empty(batch, nodes, 8, "cuda")
         chosen = torch.randint(49152, (batch, nodes), device="cuda")
+        slots = torch.arange(batch * nodes, device="cuda")
+        table = torch.zeros(batch * nodes, nodes, dtype=torch.int32, device="cuda")
         found[f"{batch}x{nodes}"] = {
             "equals_torch": same,
             "depth": expected.depths.max(1).values.float().mean().item(),
-            "build_us": microseconds(lambda e=edges, r=roots, n=nodes, o=out: build_linked(e, r, n, out=o)),
-            "inputs_us": microseconds(
-                lambda t=out.trees, ln=lengths, m=mask, p=paths: verify.write_inputs(t, ln, 8, m, p)
-            ),
-            "accept_us": microseconds(lambda t=out.trees, c=chosen, ln=lengths: verify.accept(t, c, ln, 8)),
+            "build_us": microseconds(partial(build_linked, edges, roots, nodes, out=out)),
+            "inputs_us": microseconds(partial(verify.write_inputs, out.trees, lengths, 8, mask, paths)),
+            "accept_us": microseconds(partial(verify.accept, out.trees, chosen, lengths, 8)),
+            "suffixes_us": microseconds(partial(verify.write_suffixes, paths, slots, table, table[:, 0].contiguous())),
         }
     for batch in (1, 8):
         scores = 3 * torch.randn(batch, 7, 16, 16, device="cuda")
         tokens = torch.randint(248320, (batch, 7, 16), device="cuda")
-        edges, roots = LatticeScores(tokens, scores), torch.arange(batch, device="cuda")
+        lattice, roots = LatticeScores(tokens, scores), torch.arange(batch, device="cuda")
         out = LinkedTrees.empty(batch, 32, "cuda")
-        found[f"lattice {batch}x32"] = {
-            "build_us": microseconds(lambda e=edges, r=roots, o=out: build_linked(e, r, 32, out=o))
-        }
+        found[f"lattice {batch}x32"] = {"build_us": microseconds(partial(build_linked, lattice, roots, 32, out=out))}
         for vocab in (49152, 248320):
             logits = torch.randn(batch, 7, vocab, device="cuda", dtype=torch.bfloat16)
             found[f"candidates {batch}x7 of {vocab}"] = {
-                "us": microseconds(lambda x=logits: MarginalScores.from_logits(x, 31), 5)
+                "us": microseconds(partial(MarginalScores.from_logits, logits, 31), 5)
             }
     return found
 

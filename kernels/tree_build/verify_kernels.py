@@ -121,17 +121,17 @@ def accept_kernel(
     chosen = tl.load(chosen_ptr + rows, mask=inside, other=-2)
     tl.store(emitted_ptr + rows, tl.zeros([SLOTS], dtype=tl.int64), mask=inside)
     tl.debug_barrier()
-    node = 0
-    count = 0
+    node = tl.zeros([], dtype=tl.int32)
+    count = tl.zeros([], dtype=tl.int32)
     bonus = tl.zeros([], dtype=tl.int64)
     for step in tl.static_range(WIDTH):
         alive = node >= 0
         token = tl.sum(tl.where(slot == node, chosen, 0), 0)
-        tl.store(index_ptr + request * WIDTH + step, tl.zeros([], dtype=tl.int64) + node)
+        tl.store(index_ptr + request * WIDTH + step, node.to(tl.int64))
         tl.store(front_ptr + request * WIDTH + step, tl.zeros([], dtype=tl.int64) + tl.where(alive, node, step))
         tl.store(emitted_ptr + request * NODES + step, token, mask=alive)
         bonus = tl.where(alive, token, bonus)
-        count += alive.to(tl.int32)
+        count += tl.where(alive, 1, 0)
         agrees = inside & (parents == node) & (tokens == token) & alive
         node = tl.max(tl.where(agrees, slot, -1), 0)
     tl.store(accepted_ptr + request, count)

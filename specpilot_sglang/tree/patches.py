@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
@@ -13,6 +12,9 @@ from specpilot_sglang.tree.fa3 import plan_suffixes
 from specpilot_sglang.tree.gated_delta import plan_state_memory, shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, block_of, tree_worker
+
+#: Set to 1, fa3's page tables of a tree come from its paths (`tree.fa3`); unset, from its mask as in stock.
+FA3_PATHS = "SPECPILOT_TREE_FA3_PATHS"
 
 _FINGERPRINTS = {
     "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2": "4a6fd5173f764c8d",
@@ -52,8 +54,8 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
         Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
     ]
-    if torch.cuda.is_available():
-        # The module needs a GPU's libraries to be imported at all.
+    if os.environ.get(FA3_PATHS) == "1":
+        # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
         patches.append(Patch(attention, Kind.AROUND, plan_suffixes, _FINGERPRINTS[attention], why))
     if tree.gated_delta:

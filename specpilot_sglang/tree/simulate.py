@@ -17,7 +17,7 @@ from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalSc
 #: Probability of the best candidate; a chain of 8 accepts 4.0 tokens at it. The rest falls by half a rank.
 _BEST, _FALL = 0.78, 0.5
 
-Edges = TypeVar("Edges", MarginalScores, LatticeScores)
+Edges = TypeVar("Edges", bound=MarginalScores | LatticeScores)
 
 
 def shaped(edges: Edges) -> Edges:

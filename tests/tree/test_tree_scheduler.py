@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from specpilot_sglang.platform_cpu.tiny_hybrid import write_drafter, write_hybrid
+from specpilot_sglang.platform_cpu.tiny_hybrid import HIDDEN, VOCAB, write_drafter, write_hybrid
 
 pytestmark = [pytest.mark.slow]
 
@@ -83,3 +85,46 @@ def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retra
     assert tokens > 1.1 * steps, "hardly a draft was accepted: commits of longer paths went untested"
     assert found["hits"]["tree_steps"] > 0
     assert found["hits"]["tree_nodes_verified"] >= BUDGET * found["hits"]["tree_steps"]
+
+
+def with_selector(folder):
+    """Turn a DFlash drafter into a DFlash2 one without convolutions: seeded random codebooks, six candidates."""
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["DFlash2DraftModel"]
+    config["dflash_config"] |= {"selector_rank": 8, "selector_top_k": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(3)
+    shapes = {
+        "predecessor_codebook": (VOCAB, 8),
+        "successor_codebook": (VOCAB, 8),
+        "hidden_projection.weight": (8, HIDDEN),
+    }
+    extra = {f"candidate_selector.{n}": torch.randn(s, generator=generator) for n, s in shapes.items()}
+    save_file(load_file(folder / "model.safetensors") | extra, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.long
+def test_selector_trees_and_their_log_probabilities_are_those_of_plain_decoding(tmp_path):
+    """DFlash2's edges, budgets below the rows, eight requests at once that report log probabilities."""
+    target, drafter = write_hybrid(tmp_path / "target"), with_selector(write_drafter(tmp_path / "drafter"))
+    overlay = tmp_path / "tree"
+    overlay.mkdir()
+    (overlay / "overlay.yaml").write_text("name: tree\ntree: {kind: best-first, budget: 13}\n")
+    plain = ["--model-path", str(target), "--dtype", "float32", "--device", "cpu", "--skip-tokenizer-init"]
+    plain += ["--max-total-tokens", "4096", "--max-running-requests", "8", "--max-mamba-cache-size", "64"]
+    tree = [*plain, "--speculative-draft-model-path", str(drafter)]
+    tree += ["--speculative-plugin", "specpilot", "--specpilot-overlay", str(overlay)]
+    dice = random.Random(4)
+    sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    prompts = [[dice.randrange(3, 256) for _ in range(dice.choice((5, 20, 40)))] for _ in range(8)]
+    requests = [{"ids": p, "sampling": sampling, "logprob": True} for p in prompts]
+    quiet = {"SGLANG_TEST_RETRACT": "0", "TORCHDYNAMO_DISABLE": "1"}
+    expected, found = (run(tmp_path, args, requests, **quiet) for args in (plain, tree))
+    assert found["outputs"] == expected["outputs"]
+    assert found["hits"]["tree_steps"] > 0
+    assert sum(found["verify_steps"]) < sum(map(len, found["outputs"])), "nothing was accepted"
+    for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
+        count = min(len(ours), len(theirs))
+        assert count >= 24
+        assert torch.allclose(torch.tensor(ours[:count]), torch.tensor(theirs[:count]), atol=1e-4)
