@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
 from specpilot_sglang.tree.fa3 import plan_suffixes
@@ -24,6 +26,7 @@ _FINGERPRINTS = {
     "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend._apply_cuda_graph_metadata": (
         "7fc1885bc15f1c11"
     ),
+    "sglang.srt.models.dflash:_radix_topk": "eb0c47278d513eaf",
     "sglang.srt.mem_cache.memory_pool:MambaPool.__init__": "4658baa3f7e767b0",
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
 }
@@ -38,7 +41,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
     """
     for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS):
         counters.declare(name)
-    worker, arguments, layer, graph, attention, pool, memory = _FINGERPRINTS
+    worker, arguments, layer, graph, attention, topk, pool, memory = _FINGERPRINTS
 
     def captured(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
         return _captured_input(original, runner, num_tokens, tree)
@@ -53,6 +56,9 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         ),
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
         Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
+        Patch(
+            topk, Kind.AROUND, topk_anywhere, _FINGERPRINTS[topk], "finds a selector's candidates without a GPU, too"
+        ),
     ]
     if os.environ.get(FA3_PATHS) == "1":
         # Its module needs a GPU's libraries to be imported at all.
@@ -66,6 +72,16 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
             Patch(memory, Kind.AROUND, plan_state_memory, _FINGERPRINTS[memory], why),
         ]
     return patches
+
+
+def topk_anywhere(
+    original: Callable[..., tuple[Any, Any]], scores: Any, k: int, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
+    """In place of DFlash2's `_radix_topk`, whose FlashInfer kernel knows CUDA alone: torch's own elsewhere."""
+    if scores.is_cuda:
+        return original(scores, k, *args, **kwargs)
+    values, indices = scores.topk(k, dim=-1)
+    return values, indices
 
 
 def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int, tree: TreeSettings) -> Any:
