@@ -56,10 +56,9 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         ),
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
         Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
-        Patch(
-            topk, Kind.AROUND, topk_anywhere, _FINGERPRINTS[topk], "finds a selector's candidates without a GPU, too"
-        ),
     ]
+    if not torch.cuda.is_available():
+        patches.append(Patch(topk, Kind.AROUND, topk_anywhere, _FINGERPRINTS[topk], "finds a selector's candidates"))
     if os.environ.get(FA3_PATHS) == "1":
         # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
