@@ -22,7 +22,7 @@ _TILE = 32
 _PLAN = (64, 32, 4)
 _CHANNELS = 1024
 #: Nodes times channels that one program of the convolution takes.
-_CONV_CELLS = 2048
+_CONV_CELLS = 1024
 
 
 @dataclass(frozen=True)
