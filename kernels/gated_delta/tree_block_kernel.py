@@ -44,6 +44,24 @@ def pair_dot(a, b, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def log_gates(a, b, a_log, dt_bias):
+    """Log decay and write strength of each node, from its gate projections."""
+    x = a.to(tl.float32) + dt_bias
+    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(x)), x)
+    return -tl.exp(a_log) * softplus, 1.0 / (1.0 + tl.exp(-b.to(tl.float32)))
+
+
+@triton.jit
+def decay_ratios(log_decay, seen, node):
+    """Decay from ancestor j (column) to node i (row), 0 elsewhere, and from the committed state to node i."""
+    on_path = ((seen[:, None] >> node[None, :].to(tl.int64)) & 1) > 0
+    path_decay = tl.sum(tl.where(on_path, log_decay[None, :], 0.0), 1)
+    # The mask goes first: off the path the difference may be positive, and exp overflow.
+    gap = tl.where(on_path, path_decay[:, None] - path_decay[None, :], 0.0)
+    return tl.where(on_path, tl.exp(gap), 0.0), tl.exp(path_decay)
+
+
+@triton.jit
 def block_verify_kernel(
     q_ptr,
     k_ptr,
@@ -114,18 +132,10 @@ def block_verify_kernel(
         q_square += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
     k_norm = 1.0 / tl.sqrt(k_square + EPS)
     q_norm = (KEY_DIM**-0.5) / tl.sqrt(q_square + EPS)
-    x = a.to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
-    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(x)), x)
-    log_decay = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32)) * softplus
-    beta = 1.0 / (1.0 + tl.exp(-b.to(tl.float32)))
-
+    a_log = tl.load(a_log_ptr + head).to(tl.float32)
+    log_decay, beta = log_gates(a, b, a_log, tl.load(dt_bias_ptr + head).to(tl.float32))
     seen = tl.load(ancestors_ptr + rows, mask=inside, other=0)
-    on_path = ((seen[:, None] >> node[None, :].to(tl.int64)) & 1) > 0
-    path_decay = tl.sum(tl.where(on_path, log_decay[None, :], 0.0), 1)
-    gap = tl.where(on_path, path_decay[:, None] - path_decay[None, :], 0.0)
-    ratio = tl.where(on_path, tl.exp(gap), 0.0)
-    whole = tl.exp(path_decay)
-
+    ratio, whole = decay_ratios(log_decay, seen, node)
     strict = node[:, None] != node[None, :]
     mixing = tl.where(strict, ratio * kk * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
     reading = ratio * qk * q_norm[:, None] * k_norm[None, :]
