@@ -62,6 +62,15 @@ def decay_ratios(log_decay, seen, node):
 
 
 @triton.jit
+def solve(mixing, wanted, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
+    """Writes of all nodes; each round is right one level deeper."""
+    writes = wanted
+    for _ in range(ROUNDS):
+        writes = wanted - tl.dot(mixing, writes, input_precision=PRECISION)
+    return writes
+
+
+@triton.jit
 def block_verify_kernel(
     q_ptr,
     k_ptr,
@@ -113,12 +122,9 @@ def block_verify_kernel(
         return
     at = rows[:, None] * qkv_stride + key_head * KEY_DIM
     place = slot.to(tl.int64) * slot_stride + head * VALUE_DIM * KEY_DIM + values[:, None] * KEY_DIM
-    kk = tl.zeros([SLOTS, SLOTS], dtype=tl.float32)
-    qk = tl.zeros([SLOTS, SLOTS], dtype=tl.float32)
-    old = tl.zeros([SLOTS, TILE], dtype=tl.float32)
-    out = tl.zeros([SLOTS, TILE], dtype=tl.float32)
-    k_square = tl.zeros([SLOTS], dtype=tl.float32)
-    q_square = tl.zeros([SLOTS], dtype=tl.float32)
+    kk, qk = tl.zeros([SLOTS, SLOTS], tl.float32), tl.zeros([SLOTS, SLOTS], tl.float32)
+    old, out = tl.zeros([SLOTS, TILE], tl.float32), tl.zeros([SLOTS, TILE], tl.float32)
+    k_square, q_square = tl.zeros([SLOTS], tl.float32), tl.zeros([SLOTS], tl.float32)
     for start in range(0, KEY_DIM, CHUNK):
         keys = start + tl.arange(0, CHUNK)
         k = tl.load(k_ptr + at + keys[None, :], mask=inside[:, None], other=0.0)
@@ -142,8 +148,6 @@ def block_verify_kernel(
     v_at = rows[:, None] * qkv_stride + head * VALUE_DIM + values[None, :]
     v = tl.load(v_ptr + v_at, mask=inside[:, None], other=0.0).to(tl.float32)
     wanted = beta[:, None] * (v - old * (k_norm * whole)[:, None])
-    writes = wanted
-    for _ in range(ROUNDS):
-        writes = wanted - tl.dot(mixing, writes, input_precision=PRECISION)
+    writes = solve(mixing, wanted, ROUNDS, PRECISION)
     out = out * (q_norm * whole)[:, None] + tl.dot(reading, writes, input_precision=PRECISION)
     tl.store(target, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
