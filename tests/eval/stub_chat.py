@@ -21,6 +21,12 @@ tokenizer_of = functools.cache(load_tokenizer)  # once a test session: it takes 
 WORDS = ["", "apples", "and", "pears", "are", "sold", "by", "the", "dozen", "in", "this", "shop", "every", "day"][1:]
 
 
+class Listener(ThreadingHTTPServer):
+    """Lets many clients knock at once: the usual queue of 5 resets connections of a busy machine."""
+
+    request_queue_size = 128
+
+
 class StubChat:
     """Looks like `eval.servers.Server` to `run_load`; answers with words, one a chunk.
 
@@ -57,7 +63,7 @@ class StubChat:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self.client = Client(self.url)
 

@@ -40,6 +40,12 @@ def decode(prefix: list[int], new: int, fault: Fault | None = None, ignore_eos: 
     return out, "length"
 
 
+class Listener(ThreadingHTTPServer):
+    """Lets many clients knock at once: the usual queue of 5 resets connections of a busy machine."""
+
+    request_queue_size = 128
+
+
 class StubServer:
     """Context manager; `.url` is where it listens, `.bodies` are the `/generate` requests seen."""
 
@@ -62,7 +68,7 @@ class StubServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> StubServer:

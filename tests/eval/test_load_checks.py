@@ -200,12 +200,25 @@ def sample(name: str, tokens: int, error: str = "") -> Sample:
     return Sample(name, "s", 3, tokens, "text", 0.2, (0.1, 0.3), 0.6, error)
 
 
+def test_time_between_tokens_counts_what_an_arrival_brings():
+    def load(tokens: int, gaps: tuple[float, ...]) -> LoadResult:
+        return LoadResult((Sample("a", "s", 3, tokens, "text", 0.2, gaps, 1.0),), 1.0, 1, None, None, {}, {}, None, {})
+
+    plain, block = (
+        load(9, (0.1,) * 8),
+        load(9, (0.15,) * 4),
+    )  # two tokens a step of 0.15 s are quicker than one of 0.1 s
+    assert plain.itl_p99_s == pytest.approx(0.1)
+    assert block.itl_p99_s == block.itl_p50_s == pytest.approx(0.075)
+    assert load(9, (0.15, 0.15, 0.15, 0.6)).itl_p99_s > plain.itl_p99_s  # a stall still shows
+
+
 def test_result_survives_a_round_trip_and_its_figures_leave_failures_out(tmp_path):
     result = LoadResult((sample("a", 30), sample("b", 10, "lost")), 2.0, 2, 7, 2.5, {"x": 1}, {}, None, {"y": [1]})
     result.save(tmp_path / "load.json")
     assert load_result(tmp_path / "load.json") == result
     assert result.output_tok_s == 15.0
-    assert result.itl_p99_s == pytest.approx(0.298)
+    assert result.itl_p99_s == pytest.approx(0.298 * 2 / 29)
     (tmp_path / "load.json").write_text('{"format": 99}')
     with pytest.raises(SpecPilotError, match=r"load\.json: not a load result of format 1"):
         load_result(tmp_path / "load.json")
