@@ -22,16 +22,6 @@ def registered() -> Iterator[None]:
     quant_method.unregister()
 
 
-@pytest.fixture
-def parallel() -> Iterator:
-    from sglang.srt.runtime_context import get_parallel
-
-    def override(rank: int, size: int):
-        return get_parallel().override(tp_rank=rank, tp_size=size, attn_tp_rank=rank, attn_tp_size=size)
-
-    return override
-
-
 def finish(layer: torch.nn.Module) -> torch.Tensor:
     before, pointer = layer.weight.data.clone(), layer.weight.data_ptr()
     layer.quant_method.process_weights_after_loading(layer)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from gpu_weights import bits, gaussian, with_escapes
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm import launch, wide
@@ -40,22 +41,6 @@ SHAPES = [(128, 512), (96, 5120), (65, 1024), (1000, 2048), (1536, 1536), (5120,
 @pytest.fixture(params=TILINGS or DEFAULT, ids=lambda t: f"{t.rows}.{t.wk}.{t.ctas}.{t.wgmma}")
 def tiling(request) -> Tiling:
     return request.param
-
-
-def bits(t: torch.Tensor) -> torch.Tensor:
-    return t.view(torch.int16)
-
-
-def gaussian(n: int, k: int, scale: float = 0.02, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return (torch.randn(n, k, device="cuda", generator=generator) * scale).bfloat16()
-
-
-def with_escapes(n: int, k: int) -> torch.Tensor:
-    weight = gaussian(n, k)
-    weight[0, 0], weight[0, -1], weight[-1, 0], weight[-1, -1] = 40.0, -1e4, 1e-30, 3e5
-    weight[n // 2, ::5], weight[:, k // 2], weight[n // 3] = 1e-9, 7.0, 1e-25
-    return weight
 
 
 def calls(x: torch.Tensor, weight: PackedWeight, **options) -> torch.Tensor:
