@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from specpilot_sglang.eval.ab.journal import Journal
 from specpilot_sglang.eval.ab.order import order
 from specpilot_sglang.eval.arms import Arm
 from specpilot_sglang.eval.cores import share_cores
-from specpilot_sglang.eval.load.results import LoadResult, load_result
+from specpilot_sglang.eval.load.results import LoadResult
 from specpilot_sglang.eval.load.run import Workload, run_load, run_pair
 from specpilot_sglang.eval.provenance import gpu_names
 from specpilot_sglang.eval.servers import Server
@@ -233,14 +233,14 @@ def _attempt(experiment: Experiment, index: int, attempt: int, made: list[Server
             for name in names:
                 yield name
                 servers[name].start()
-        in_turns = experiment.together and workload.concurrency == 1
-        for server in servers.values():
-            if not in_turns:
-                server.pause()
-        if in_turns:
+        sent: Mapping[str, LoadResult] = {}
+        if servers and workload.concurrency == 1:
             if not gpu_names():
                 share_cores(servers.values())
-            yield from _send_in_turns(experiment, servers, workload, index, attempt)
+            sent = yield from _send_in_turns(experiment, servers, workload, index, attempt)
+        else:
+            for server in servers.values():
+                server.pause()
         for position, name in enumerate(names):
             yield name
             experiment.watch("arm", block=index, arm=name, attempt=attempt)
@@ -249,7 +249,9 @@ def _attempt(experiment: Experiment, index: int, attempt: int, made: list[Server
             else:
                 made.append(_server(experiment, arms[name], index, attempt))
             with servers.get(name, made[-1]) as server:
-                runs[name] = _run_arm(experiment, arms[name], server, workload, index, attempt, position, in_turns)
+                runs[name] = _run_arm(
+                    experiment, arms[name], server, workload, index, attempt, position, sent.get(name)
+                )
     items = tuple(item.id for item in workload.items)
     yield Block(index, runs, items, prompts_hash(workload), attempt, began, time.time(), experiment.root)
 
@@ -264,16 +266,17 @@ def _server(experiment: Experiment, arm: Arm, index: int, attempt: int) -> Serve
 
 def _send_in_turns(
     experiment: Experiment, servers: Mapping[str, Server], workload: Workload, index: int, attempt: int
-) -> Iterator[str]:
-    """Send the load to both servers; yield the arm's name that an error now would be about."""
+) -> Generator[str, None, dict[str, LoadResult]]:
+    """Send the load to both servers and return each one's result; yield the arm's name that an error is about."""
     looked_at: list[str] = []
     folders = [experiment.root / _folder(index, attempt, name) for name in servers]
     try:
-        experiment.pair(list(servers.values()), workload, folders, watch=lambda server: looked_at.append(server.name))
+        sent = experiment.pair(list(servers.values()), workload, folders, watch=lambda at: looked_at.append(at.name))
     except (SpecPilotError, OSError):
         if looked_at:
             yield looked_at[-1]
         raise
+    return dict(zip(servers, sent, strict=True))
 
 
 def _run_arm(
@@ -284,18 +287,18 @@ def _run_arm(
     index: int,
     attempt: int,
     position: int,
-    sent: bool,
+    sent: LoadResult | None,
 ) -> ArmRun:
     name = _folder(index, attempt, arm.name)
     folder = experiment.root / name
     begin = time.monotonic()
-    if not sent:
+    if sent is None:
         experiment.load(server, workload, folder)
-    outside_s = time.monotonic() - begin
+        outside_s = time.monotonic() - begin
+    else:
+        outside_s = float(sent.environment["outside_s"])
     extra = dict(experiment.after(server, arm, index, folder)) if experiment.after else {}
     file = folder / "load.json"
-    if sent:
-        outside_s = float(load_result(file).environment["outside_s"])
     command = tuple(server.command)
     return ArmRun(arm.name, position, command, server.start_s, outside_s, f"{name}/load.json", sha256_of(file), extra)
 

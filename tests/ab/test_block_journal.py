@@ -21,6 +21,7 @@ from specpilot_sglang.eval.ab.rule import Action, Rule
 from specpilot_sglang.eval.ab.run import Experiment, iterate, run_blocks
 from specpilot_sglang.eval.arms import Arm
 from specpilot_sglang.eval.load.guards import RunRefusedError
+from specpilot_sglang.eval.load.results import load_result
 from specpilot_sglang.eval.load.run import Workload
 from specpilot_sglang.eval.suites import Item
 
@@ -304,6 +305,7 @@ def test_servers_that_are_up_together_are_asked_in_turns_or_stopped_while_the_ot
         events.append(("pair", servers[0].name))
         for server, folder in zip(servers, folders, strict=True):
             send(server, workload, folder)
+        return [load_result(folder / "load.json") for folder in folders]
 
     def prompts(index):
         return Workload(tuple(Item(f"toy/{index}-{n}", "toy", f"{index} {n}") for n in range(3)), 8, concurrency)
