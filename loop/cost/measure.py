@@ -102,9 +102,9 @@ def _args(plan: Plan, block: int) -> list[str]:
 def _serve(clients: Mapping[int, Client], plan: Plan, tokenizer: Any, into: Measured, say: Say) -> None:
     """Run all loads of these servers in every round, in an order that changes; counters grow by fitted loads only."""
     cases = [case for case in plan.cases if case.block in clients]
-    for case in cases:
-        warm = encode(suites.load(case.suite)[-2:], tokenizer)
-        _load(clients[case.block], (warm * case.concurrency)[: case.concurrency], case.concurrency, _WARM_UP_TOKENS)
+    warm = encode(suites.load(cases[0].suite)[-2:], tokenizer)
+    for block, concurrency in dict.fromkeys((case.block, case.concurrency) for case in cases):
+        _load(clients[block], (warm * concurrency)[:concurrency], concurrency, _WARM_UP_TOKENS)
     grown: dict[int, dict[str, int]] = {block: {} for block in clients}
     for number in range(plan.rounds):
         for case in random.Random(number).sample(cases, len(cases)):
