@@ -83,6 +83,21 @@ QWEN3_8_27B_DFLASH: dict[str, Any] = {
     "dflash_config": {"block_size": 8, "mask_token_id": 248077, "target_layer_ids": [5, 19, 33, 47, 61]},
 }
 
+# Half the depth: room for many requests of two servers on one GPU, with the cost of a layer unchanged.
+QWEN3_8_27B_HALF: dict[str, Any] = {**QWEN3_8_27B, "num_hidden_layers": 32}
+_HALF_DRAFTER: dict[str, Any] = {"num_target_layers": 32}
+_HALF_TAPS = [3, 9, 15, 21, 29]
+QWEN3_8_27B_HALF_DFLASH: dict[str, Any] = {
+    **QWEN3_8_27B_DFLASH,
+    **_HALF_DRAFTER,
+    "dflash_config": {**QWEN3_8_27B_DFLASH["dflash_config"], "target_layer_ids": _HALF_TAPS},
+}
+QWEN3_8_27B_HALF_DFLASH2: dict[str, Any] = {
+    **QWEN3_8_27B_DFLASH2,
+    **_HALF_DRAFTER,
+    "dflash_config": {**QWEN3_8_27B_DFLASH2["dflash_config"], "target_layer_ids": _HALF_TAPS},
+}
+
 # Same structure, small enough for a rehearsal without a GPU (4 layers, 3 of them Gated DeltaNet).
 TINY_TARGET: dict[str, Any] = {
     **QWEN3_8_27B,
@@ -123,6 +138,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.8-27b": QWEN3_8_27B,
     "qwen3.8-27b-dflash": QWEN3_8_27B_DFLASH,
     "qwen3.8-27b-dflash2": QWEN3_8_27B_DFLASH2,
+    "qwen3.8-27b-half": QWEN3_8_27B_HALF,
+    "qwen3.8-27b-half-dflash": QWEN3_8_27B_HALF_DFLASH,
+    "qwen3.8-27b-half-dflash2": QWEN3_8_27B_HALF_DFLASH2,
     "tiny-hybrid": TINY_TARGET,
     "tiny-hybrid-dflash2": TINY_DFLASH2,
 }

@@ -15,6 +15,7 @@ import torch
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build import verify
+from specpilot_sglang.kernels.tree_build.best import best_tokens
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked
 from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalScores
@@ -71,7 +72,7 @@ def main() -> dict[str, Any]:
             "accept_us": microseconds(partial(verify.accept, out.trees, chosen, lengths, 8)),
             "suffixes_us": microseconds(partial(verify.write_suffixes, paths, slots, table, table[:, 0].contiguous())),
         }
-    for batch in (1, 8):
+    for batch in (1, 8, 64):
         scores = 3 * torch.randn(batch, 7, 16, 16, device="cuda")
         tokens = torch.randint(248320, (batch, 7, 16), device="cuda")
         lattice, roots = LatticeScores(tokens, scores), torch.arange(batch, device="cuda")
@@ -79,8 +80,10 @@ def main() -> dict[str, Any]:
         found[f"lattice {batch}x32"] = {"build_us": microseconds(partial(build_linked, lattice, roots, 32, out=out))}
         for vocab in (49152, 248320):
             logits = torch.randn(batch, 7, vocab, device="cuda", dtype=torch.bfloat16)
+            best = best_tokens(logits.flatten(0, 1), 31)[0]
             found[f"candidates {batch}x7 of {vocab}"] = {
-                "us": microseconds(partial(MarginalScores.from_logits, logits, 31), 5)
+                "equals_torch": torch.equal(best, logits.flatten(0, 1).float().topk(31).values),
+                "us": microseconds(partial(MarginalScores.from_logits, logits, 31), 5),
             }
     return found
 

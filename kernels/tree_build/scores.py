@@ -46,8 +46,15 @@ class MarginalScores:
     @classmethod
     def from_logits(cls, logits: torch.Tensor, candidates: int) -> MarginalScores:
         """Take the best `candidates` of logits [batch, depth, vocab]."""
+        count = min(candidates, logits.shape[-1])
+        if logits.is_cuda:
+            from specpilot_sglang.kernels.tree_build.best import best_tokens
+
+            best, tokens, whole = best_tokens(logits.flatten(0, 1), count)
+            shape = (*logits.shape[:2], count)
+            return cls(tokens.view(shape), (best - whole[:, None]).view(shape))
         logits = logits.float()
-        best, tokens = logits.topk(min(candidates, logits.shape[-1]), dim=-1)
+        best, tokens = logits.topk(count, dim=-1)
         return cls(tokens, best - logits.logsumexp(-1, keepdim=True))
 
     def expand(self, level: int, ranks: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

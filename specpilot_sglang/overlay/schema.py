@@ -98,6 +98,15 @@ class Tree(_Strict):
         int | None, Field(ge=2, le=128, description="Most rows a request has in a verify pass, its root included.")
     ] = None
     max_depth: Annotated[int | None, Field(ge=1, le=64, description="Tokens from the root to the deepest node.")] = None
+    call_budget: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            le=8192,
+            description="Most rows of a verify pass, all requests together: with more requests their trees get smaller "
+            "(64, 32, 16, 8 rows). Unset: 64 on a GPU, no bound on a CPU.",
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _tree_has_a_budget(self) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,26 +51,43 @@ class KeptInputs:
         return self.a_log, self.dt_bias
 
 
+@dataclass(frozen=True)
+class Room:
+    """What passes of one width share.
+
+    Attributes:
+        paths: paths of as many trees as a batch may have; None on a CPU where the target has no Gated DeltaNet layers.
+        index: int64 [requests, width], rows in order.
+        depth: tokens from the root to the deepest node.
+    """
+
+    paths: TreePaths | None
+    index: torch.Tensor
+    depth: int
+
+
 class TreeBuffers:
     """What one target runner's verify passes share.
 
     Attributes:
-        paths: paths of as many trees as a batch may have; None on a CPU where the target has no Gated DeltaNet layers.
-        kept: inputs of Gated DeltaNet layers, None where the target has none.
-        index: int64 [requests, nodes], rows in order.
+        tiers: who asked for them; knows which number of requests has which width.
+        rooms: by width.
+        kept: inputs of Gated DeltaNet layers, None where the target has none; passes of all widths write it.
     """
 
-    def __init__(self, runner: Any, nodes: int, width: int, gated_delta: bool) -> None:
-        self.nodes = nodes
-        self.paths: TreePaths | None = None
+    def __init__(self, runner: Any, tiers: Any, shapes: dict[int, tuple[int, int]], gated_delta: bool) -> None:
+        self.tiers = tiers
+        self.rooms: dict[int, Room] = {}
         self.kept: KeptInputs | None = None
-        requests = most_requests(runner)
-        self.index = torch.arange(requests * nodes, device=runner.device).view(requests, nodes)
-        if gated_delta or self.index.is_cuda:
-            self.paths = TreePaths.empty(requests, nodes, width, runner.device)
+        for width, (requests, longest) in shapes.items():
+            index = torch.arange(requests * width, device=runner.device).view(requests, width)
+            wanted = gated_delta or index.is_cuda
+            paths = TreePaths.empty(requests, width, longest, runner.device) if wanted else None
+            self.rooms[width] = Room(paths, index, longest - 1)
         if gated_delta:
             layers = sorted(_linear_layers(runner), key=lambda layer: int(layer.layer_id))
-            self.kept = KeptInputs(layers, requests * nodes, runner.dtype, runner.device)
+            rows = max(width * requests for width, (requests, _) in shapes.items())
+            self.kept = KeptInputs(layers, rows, runner.dtype, runner.device)
 
 
 def most_requests(runner: Any) -> int:
@@ -81,22 +99,33 @@ def most_requests(runner: Any) -> int:
     return int(max([runner.req_to_token_pool.size, *(captured or [])]))
 
 
-def buffers_of(runner: Any) -> TreeBuffers:
-    """The buffers that `make_buffers` gave this runner."""
-    buffers: TreeBuffers = getattr(runner, _NAME)
-    return buffers
+def captured_sizes(runner: Any, width: int) -> tuple[int, ...]:
+    """Batch sizes that graphs are captured for, rising; none on a CPU. Ask before `make_buffers`."""
+    from sglang.srt.runtime_context import get_exec
+
+    config = get_exec().graph.cuda_graph_config
+    if str(runner.device).startswith("cpu") or config is None or not config.decode.bs:
+        return ()
+    from sglang.srt.model_executor.runner import base_cuda_graph_runner
+
+    return tuple(base_cuda_graph_runner.get_batch_sizes_to_capture(runner, width)[0])
 
 
-def make_buffers(runner: Any, nodes: int, width: int, gated_delta: bool) -> TreeBuffers:
+def buffers_of(runner: Any, *otherwise: Any) -> Any:
+    """The `TreeBuffers` that `make_buffers` gave this runner, or `otherwise`."""
+    return getattr(runner, _NAME, *otherwise)
+
+
+def make_buffers(runner: Any, tiers: Any, shapes: dict[int, tuple[int, int]], gated_delta: bool) -> TreeBuffers:
     """Allocate a target runner's buffers, before any graph is captured.
 
     Args:
         runner: SGLang's model runner of the target, with its pools.
-        nodes: rows a tree.
-        width: most nodes on a path.
+        tiers: kept beside them.
+        shapes: by width, most requests of a pass and most nodes on a path.
         gated_delta: whether the target has Gated DeltaNet layers.
     """
-    buffers = TreeBuffers(runner, nodes, width, gated_delta)
+    buffers = TreeBuffers(runner, tiers, shapes, gated_delta)
     setattr(runner, _NAME, buffers)
     return buffers
 

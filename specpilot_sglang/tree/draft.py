@@ -26,7 +26,7 @@ def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
         batch: SGLang's decode batch; `batch.spec_info` holds the committed tokens.
 
     Returns:
-        The sampler's own buffers, which the next call overwrites.
+        The tier's own buffers, which the next call overwrites.
     """
     ids, positions, slots = _block(worker, batch)
     size, block = ids.shape
@@ -58,7 +58,7 @@ def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
         output = worker.draft_model_runner.forward(forward)
         if worker._draft_sampler is None or not output.can_run_graph:
             worker.sampler(output.logits_output.hidden_states, forward.input_ids)
-    made: LinkedTrees = worker.sampler.out.first(size)
+    made: LinkedTrees = worker.tiers.of(size).trees.first(size)
     return made
 
 

@@ -14,6 +14,7 @@ import torch
 from specpilot_sglang.kernels.gated_delta import tree, tree_ref
 from specpilot_sglang.tree.accept import Accepted
 from specpilot_sglang.tree.buffers import buffers_of, kept_bytes
+from specpilot_sglang.tree.widths import WidthPolicy
 
 
 def verify_layer(
@@ -83,10 +84,13 @@ def shrink_state_pool(original: Callable[..., None], pool: Any, **kwargs: Any) -
     original(pool, **kwargs)
 
 
-def plan_state_memory(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
+def plan_state_memory(
+    policy: WidthPolicy, original: Callable[..., float], configurator: Any, total_rest_memory: float
+) -> float:
     """In place of `KVCacheConfigurator._handle_max_mamba_cache`: reserve what is kept, not a state a node.
 
     Args:
+        policy: how many rows a pass has.
         total_rest_memory: GB (2**30 bytes) that pools may have.
 
     Returns:
@@ -94,9 +98,8 @@ def plan_state_memory(original: Callable[..., float], configurator: Any, total_r
     """
     from sglang.srt.runtime_context import get_schedule, get_spec
 
-    nodes = get_spec().speculative_num_draft_tokens
     params = configurator.mambaish_config.mamba2_cache_params
-    rows = nodes * max(1, get_schedule().max_running_requests or 1)
+    rows = policy.most_rows(max(1, get_schedule().max_running_requests or 1))
     # Inputs of all nodes, and the two states that `shrink_state_pool` leaves.
     kept = kept_bytes(configurator.mambaish_config, rows, len(params.layers), 2) + 2 * params.mamba_cache_per_req
     with get_spec().override(speculative_num_draft_tokens=0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from specpilot_sglang.plugin import counters
 from specpilot_sglang.tree.fa3 import plan_suffixes
 from specpilot_sglang.tree.gated_delta import plan_state_memory, shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
-from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, block_of, tree_worker
+from specpilot_sglang.tree.tiers import rows_of_all_widths, sizes_of_width
+from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, steps_of_width, tree_worker
 
 #: Set to 1, fa3's page tables of a tree come from its paths (`tree.fa3`); unset, from its mask as in stock.
 FA3_PATHS = "SPECPILOT_TREE_FA3_PATHS"
@@ -29,6 +31,8 @@ _FINGERPRINTS = {
     "sglang.srt.models.dflash:_radix_topk": "eb0c47278d513eaf",
     "sglang.srt.mem_cache.memory_pool:MambaPool.__init__": "4658baa3f7e767b0",
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
+    "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture": "774a06324221035f",
+    "sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows": "ddbe148fc6b5bca7",
 }
 
 
@@ -39,12 +43,10 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         tree: its settings.
         steps_counter: counter of draft-and-verify steps, which the stock worker's own patch no longer reaches.
     """
-    for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS):
+    policy = tree.policy("cuda" if torch.cuda.is_available() else "cpu")
+    for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS, *map(steps_of_width, policy.widths)):
         counters.declare(name)
-    worker, arguments, layer, graph, attention, topk, pool, memory = _FINGERPRINTS
-
-    def captured(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
-        return _captured_input(original, runner, num_tokens, tree)
+    worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows = _FINGERPRINTS
 
     patches = [
         Patch(
@@ -55,10 +57,11 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
             "drafts, verifies and commits best-first trees",
         ),
         Patch(arguments, Kind.AROUND, _keep_tree_width, _FINGERPRINTS[arguments], "tells state pools of branches"),
-        Patch(graph, Kind.AROUND, captured, _FINGERPRINTS[graph], "captures verify passes of trees"),
+        Patch(graph, Kind.AROUND, _captured_input, _FINGERPRINTS[graph], "captures verify passes of trees"),
+        Patch(sizes, Kind.AROUND, sizes_of_width, _FINGERPRINTS[sizes], "captures each batch size with one width"),
+        Patch(rows, Kind.AROUND, rows_of_all_widths, _FINGERPRINTS[rows], "has room for the logits of every width"),
     ]
-    if not torch.cuda.is_available():
-        patches.append(Patch(topk, Kind.AROUND, topk_anywhere, _FINGERPRINTS[topk], "finds a selector's candidates"))
+    patches.append(Patch(topk, Kind.AROUND, selector_candidates, _FINGERPRINTS[topk], "finds a selector's candidates"))
     if os.environ.get(FA3_PATHS) == "1":
         # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
@@ -68,22 +71,25 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         patches += [
             Patch(layer, Kind.AROUND, verify_layer, _FINGERPRINTS[layer], why),
             Patch(pool, Kind.AROUND, shrink_state_pool, _FINGERPRINTS[pool], why),
-            Patch(memory, Kind.AROUND, plan_state_memory, _FINGERPRINTS[memory], why),
+            Patch(memory, Kind.AROUND, functools.partial(plan_state_memory, policy), _FINGERPRINTS[memory], why),
         ]
     return patches
 
 
-def topk_anywhere(
+def selector_candidates(
     original: Callable[..., tuple[Any, Any]], scores: Any, k: int, *args: Any, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """In place of DFlash2's `_radix_topk`, whose FlashInfer kernel knows CUDA alone: torch's own elsewhere."""
+    """In place of DFlash2's `_radix_topk`: FlashInfer compiles its kernel with nvcc while graphs are captured."""
     if scores.is_cuda:
-        return original(scores, k, *args, **kwargs)
+        from specpilot_sglang.kernels.tree_build.best import best_tokens
+
+        values, indices, _ = best_tokens(scores, k)
+        return values.to(scores.dtype), indices
     values, indices = scores.topk(k, dim=-1)
     return values, indices
 
 
-def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int, tree: TreeSettings) -> Any:
+def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
     """In place of `DecodeCudaGraphRunner.get_spec_info`: the target's graphs verify trees, the drafter's blocks."""
     target = runner.model_runner
     if target.is_draft_worker or not target.spec_algorithm.is_dflash_family():
@@ -92,9 +98,8 @@ def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int, 
     from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
     nodes = runner.captured_req_width
-    return TreeVerifyInput.captured(
-        nodes, block_of(target, tree) - 1, num_tokens // nodes, buffers_of(target).paths, target.device
-    )
+    room = buffers_of(target).rooms[nodes]
+    return TreeVerifyInput.captured(nodes, room.depth, num_tokens // nodes, room.paths, target.device)
 
 
 def _keep_tree_width(original: Callable[[Any], None], server_args: Any) -> None:

@@ -17,17 +17,11 @@ from specpilot_sglang.tree.simulate import shaped
 
 
 class TreeSampler:
-    """Builds the trees of a block pass into buffers that stay where they are.
+    """Builds the trees of a block pass into their tier's buffers, which stay where they are."""
 
-    Attributes:
-        out: trees of as many requests as a batch may have; the first rows are those of the last pass.
-    """
-
-    def __init__(self, worker: Any, head: Any, nodes: int, requests: int, device: Any) -> None:
+    def __init__(self, worker: Any, head: Any) -> None:
         self._worker, self._head = worker, head
         self._simulated = worker.simulated_length > 0
-        self._budget, self._depth = worker.tree.budget, worker.max_depth
-        self.out = LinkedTrees.empty(requests, nodes, device)
         if worker.selector is not None:
             # Stock attaches the head only when it captures its own sampler.
             worker.draft_model.lm_head = head
@@ -39,26 +33,27 @@ class TreeSampler:
             hidden: [requests * block, hidden], the drafter's output.
             ids: int64 [requests * block], its input; slot 0 of a block is the committed token.
         """
-        block = self._depth + 1
+        block = int(self._worker.block_size)
         size = hidden.shape[0] // block
+        tier = self._worker.tiers.of(size)
         said = hidden.view(size, block, -1)[:, 1:]
         roots = ids.view(size, block)[:, 0]
-        edges = self._edges(said, roots)
+        edges = self._edges(said[:, : tier.depth], roots, tier.budget - 1)
         if self._simulated:
             edges = shaped(edges)
-        out = self.out.first(size)
+        out = tier.trees.first(size)
         if roots.is_cuda:
-            build_linked(edges, roots, self._budget, self._depth, out=out)
+            build_linked(edges, roots, tier.budget, tier.depth, out=out)
         else:
-            _build_in_torch(edges, roots, self._budget, self._depth, out)
+            _build_in_torch(edges, roots, tier.budget, tier.depth, out)
 
-    def _edges(self, said: torch.Tensor, roots: torch.Tensor) -> MarginalScores | LatticeScores:
+    def _edges(self, said: torch.Tensor, roots: torch.Tensor, most: int) -> MarginalScores | LatticeScores:
         if self._worker.selector is not None:
             from sglang.srt.speculative.dflash_worker_v2 import _selector_lattice
 
             tokens, scores = _selector_lattice(self._worker.draft_model, said, roots)
             return LatticeScores(tokens, scores)
-        return candidates(self._worker, self._head, said, self._budget - 1)
+        return candidates(self._worker, self._head, said, most)
 
 
 def candidates(worker: Any, head: Any, hidden: torch.Tensor, width: int) -> MarginalScores:
@@ -72,13 +67,13 @@ def candidates(worker: Any, head: Any, hidden: torch.Tensor, width: int) -> Marg
     group = get_parallel().tp_group
     if group.world_size == 1:
         return MarginalScores.from_logits(logits, width)
-    return _over_ranks(logits.float(), start, width, group)
+    return _over_ranks(logits, start, width, group)
 
 
 def _over_ranks(logits: torch.Tensor, start: int, width: int, group: Any) -> MarginalScores:
-    best, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
+    best, tokens, norm = _best(logits, min(width, logits.shape[-1]))
     # Doubles hold every token id, so one gather carries scores, ids and the shard's normaliser.
-    packed = torch.cat([best.double(), (tokens + start).double(), logits.logsumexp(-1, keepdim=True).double()], -1)
+    packed = torch.cat([best.double(), (tokens + start).double(), norm.double()], -1)
     shares = group.all_gather(packed.contiguous(), dim=0).view(group.world_size, *packed.shape)
     count = best.shape[-1]
     scores = shares[..., :count].movedim(0, -2).flatten(-2)
@@ -87,6 +82,19 @@ def _over_ranks(logits: torch.Tensor, start: int, width: int, group: Any) -> Mar
     # Ranks hold rising shards, so a stable sort resolves ties as one vocabulary would: the lower token first.
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :width]
     return MarginalScores(ids.gather(-1, order), (scores.gather(-1, order) - whole[..., None]).float())
+
+
+def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values and tokens of the best `count` of logits [batch, depth, vocab], and the log-sum-exp [batch, depth, 1]."""
+    if logits.is_cuda:
+        from specpilot_sglang.kernels.tree_build.best import best_tokens
+
+        shape = (*logits.shape[:2], -1)
+        best, tokens, norm = best_tokens(logits.flatten(0, 1), count)
+        return best.view(shape), tokens.view(shape), norm.view(shape)
+    logits = logits.float()
+    best, tokens = logits.topk(count, dim=-1)
+    return best, tokens, logits.logsumexp(-1, keepdim=True)
 
 
 def _build_in_torch(edges: Any, roots: torch.Tensor, budget: int, depth: int, out: LinkedTrees) -> None:

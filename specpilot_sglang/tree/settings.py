@@ -9,6 +9,7 @@ from specpilot_sglang.errors import PluginError
 from specpilot_sglang.overlay import Overlay
 from specpilot_sglang.plugin.checkpoints import Checkpoint
 from specpilot_sglang.plugin.drafter import algorithm_of
+from specpilot_sglang.tree.widths import WIDTHS, WidthPolicy
 
 #: Block size that SGLang assumes where the drafter's config names none.
 _DEFAULT_BLOCK = 16
@@ -17,8 +18,6 @@ _DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
 #: Attention backends that verify irregular trees on CUDA: a cascade over the prefix and each node's own ancestors, or a
 #: mask. FlashInfer would plan on the host in every step; others take chains only.
 TREE_BACKENDS = ("fa3", "triton")
-#: Rows a verify pass may have on CUDA: one set of graphs is captured, a smaller tree is padded up to its tier.
-WIDTHS = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,21 @@ class TreeSettings:
         budget: nodes of a tree, the root included.
         max_depth: tokens from the root to the deepest node, None for the drafter's whole block.
         gated_delta: whether the target has Gated DeltaNet layers, whose nodes' inputs are kept in place of states.
+        call_budget: rows of all requests of a verify pass together, None for the device's own bound.
     """
 
     budget: int
     max_depth: int | None = None
     gated_delta: bool = False
+    call_budget: int | None = None
+
+    def policy(self, gpu: str) -> WidthPolicy:
+        """Which width a number of requests gets on a device, `cpu` or any other name."""
+        return WidthPolicy.of(self.budget, self.call_budget, gpu == "cpu")
 
     def width(self, gpu: str) -> int:
-        """Rows of a verify pass for each request; a CPU pays for every row, so it has no tiers."""
-        return self.budget if gpu == "cpu" else next(n for n in WIDTHS if n >= self.budget)
+        """Most rows a request has in a verify pass."""
+        return self.policy(gpu).width(1)
 
     def block(self, trained: int) -> int:
         """Tokens the drafter is asked for at once, the committed one included; never more than can be verified."""
@@ -48,7 +53,9 @@ def tree_settings(overlay: Overlay | None, target: Checkpoint | None = None) -> 
     """Return the tree an overlay asks for, None for a chain; with a target, also what its layers need."""
     if overlay is None or overlay.tree.kind != "best-first" or overlay.tree.budget is None:
         return None
-    return TreeSettings(overlay.tree.budget, overlay.tree.max_depth, target is not None and _has_gated_delta(target))
+    asked = overlay.tree
+    hybrid = target is not None and _has_gated_delta(target)
+    return TreeSettings(overlay.tree.budget, asked.max_depth, hybrid, asked.call_budget)
 
 
 def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str) -> dict[str, Any]:

@@ -25,12 +25,13 @@ from specpilot_sglang.tree.accept import Accepted, accept, target_tokens
 from specpilot_sglang.tree.draft import draft_trees, plan, window
 from specpilot_sglang.tree.gated_delta import commit_layers
 from specpilot_sglang.tree.simulate import forced
+from specpilot_sglang.tree.tiers import Tier
 from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
 
-def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
+def tree_step(worker: Any, tier: Tier, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
     """Advance every request of a decode batch by the accepted path of its tree and the target's next token."""
-    nodes = worker.width
+    nodes = tier.width
     stream = torch.get_device_module(worker.device).current_stream()
     batch.seq_lens.record_stream(stream)
     draft_input, lengths = batch.spec_info, batch.seq_lens
@@ -38,14 +39,13 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     slots = window(worker, batch, nodes)
     verify_plan = plan(worker, batch, slots)
     host = draft_input.nxt_kv_lens_cpu if batch.seq_lens_cpu is None else batch.seq_lens_cpu
-    room = worker.buffers
     verify_input = TreeVerifyInput.of(
-        made, lengths, int(host.sum()), worker.max_depth, slots.flatten(), verify_plan, room.paths, room.index
+        made, lengths, int(host.sum()), tier.depth, slots.flatten(), verify_plan, tier.room.paths, tier.room.index
     )
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
     logits_output = output.logits_output
-    accepted = _accept(worker, batch, made, verify_input, logits_output, draft_input)
+    accepted = _accept(worker, tier, batch, made, verify_input, logits_output, draft_input)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
 
     # Both read `batch.seq_lens` as the lengths before this step.
@@ -56,7 +56,7 @@ def tree_step(worker: Any, batch: Any, on_publish: Any, grammar_barrier: Any) ->
     front = _move_kv(worker, slots, accepted)
     if on_publish is not None:
         on_publish(accepted.new_lens)
-    _feed_drafter(worker, logits_output, accepted, front, verify_plan, lengths)
+    _feed_drafter(worker, nodes, logits_output, accepted, front, verify_plan, lengths)
     logits_output.hidden_states = None
 
     return GenerationBatchResult(
@@ -100,7 +100,13 @@ def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barr
 
 
 def _accept(
-    worker: Any, batch: Any, made: LinkedTrees, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
+    worker: Any,
+    tier: Tier,
+    batch: Any,
+    made: LinkedTrees,
+    verify_input: TreeVerifyInput,
+    logits_output: Any,
+    draft_input: Any,
 ) -> Accepted:
     logits = logits_output.next_token_logits
     chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
@@ -111,7 +117,7 @@ def _accept(
     chosen = chosen.view(made.trees.tokens.shape)
     if worker.simulated_length:
         chosen = forced(made, chosen, worker.simulated_length)
-    return accept(made.trees, chosen, batch.seq_lens, worker.max_depth + 1)
+    return accept(made.trees, chosen, batch.seq_lens, tier.depth + 1)
 
 
 def _finish_outputs(
@@ -151,12 +157,17 @@ def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> torch.Tens
 
 
 def _feed_drafter(
-    worker: Any, logits_output: Any, accepted: Accepted, front: torch.Tensor, kv_plan: Any, lengths: torch.Tensor
+    worker: Any,
+    nodes: int,
+    logits_output: Any,
+    accepted: Accepted,
+    front: torch.Tensor,
+    kv_plan: Any,
+    lengths: torch.Tensor,
 ) -> None:
     """Give the drafter context keys and values of accepted nodes only, at the places they were moved to."""
     batch, width = front.shape
     hidden = logits_output.hidden_states
-    nodes = worker.width
     hidden = hidden[: batch * nodes].view(batch, nodes, -1)
     path = hidden.gather(1, accepted.front[:, :, None].expand(-1, -1, hidden.shape[2]))
     locs = worker._draft_write_ids(kv_plan).view(batch, nodes)[:, :width].contiguous()

@@ -15,11 +15,17 @@ from specpilot_sglang.tree.settings import TreeSettings
 TREE_STEPS, TREE_NODES, TREE_GRAPHS = "tree_steps", "tree_nodes_verified", "tree_graph_replays"
 
 
+def steps_of_width(width: int) -> str:
+    """Counter of decode steps whose trees had this many rows a request."""
+    return f"tree_steps_of_{width}_rows"
+
+
 class TreeWorker:
     """Mixed in before `DFlashWorkerV2`: decode steps are its own, prefill and idle steps stay stock's."""
 
     tree: TreeSettings
     steps_counter: str
+    model_runner: Any
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         from sglang.srt.runtime_context import get_spec
@@ -31,7 +37,6 @@ class TreeWorker:
             super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         worker: Any = self
         self.simulated_length = _check_worker(worker)
-        self.max_depth = self._block - 1
         worker.speculative_num_draft_tokens = self.width
         self.sampler: Any = None
         self._processor: Any = _logits_processor(runner)
@@ -40,17 +45,16 @@ class TreeWorker:
         """See `BaseSpecWorker`; the target's pools are there when this is called."""
         from sglang.srt.lora.layers import unwrap_lora_layer
 
-        from specpilot_sglang.tree.buffers import make_buffers, most_requests
         from specpilot_sglang.tree.sampler import TreeSampler
+        from specpilot_sglang.tree.tiers import Tiers
 
         stock: Any = super()
         with self._drafting():
             stock.alloc_memory_pool(*args, **kwargs)
         worker: Any = self
         runner = worker.model_runner
-        self.buffers = make_buffers(runner, self.width, self.max_depth + 1, self.tree.gated_delta)
-        head = unwrap_lora_layer(runner.model.lm_head)
-        self.sampler = TreeSampler(self, head, self.width, most_requests(runner), runner.device)
+        self.tiers = Tiers(runner, self.tree, self._block)
+        self.sampler = TreeSampler(self, unwrap_lora_layer(runner.model.lm_head))
 
     def init_attention_backends(self) -> None:
         """See `BaseSpecWorker`."""
@@ -60,10 +64,11 @@ class TreeWorker:
             stock.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        """See `BaseSpecWorker`; the trees are built inside the drafter's graph."""
+        """See `BaseSpecWorker`; the trees are built inside the drafter's graph, the target has graphs a width."""
         stock: Any = super()
         with self._drafting():
             stock.init_cuda_graphs()
+        self.tiers.capture(self.model_runner)
 
     def _maybe_build_draft_sampler(self) -> Any:
         return self.sampler
@@ -100,8 +105,11 @@ class TreeWorker:
 
         counters.hit(self.steps_counter)
         counters.hit(TREE_STEPS)
-        counters.hit(TREE_NODES, len(batch.seq_lens) * self.width)
-        result = tree_step(self, batch, on_publish, grammar_barrier)
+        tier = self.tiers.of(len(batch.seq_lens))
+        counters.hit(TREE_NODES, len(batch.seq_lens) * tier.width)
+        counters.hit(steps_of_width(tier.width))
+        tier.use(self.model_runner)
+        result = tree_step(self, tier, batch, on_publish, grammar_barrier)
         if result.can_run_cuda_graph:
             counters.hit(TREE_GRAPHS)
         return result

@@ -74,7 +74,9 @@ def test_accept_length_is_the_same_on_cached_prefixes_and_alone(tree, cold, some
 
 def test_attestation_counts_the_hot_path(tree, cold):
     rank = tree.client.attestation()["ranks"][0]
-    assert rank["mechanisms"] == {"best-first-tree": {"budget": 32, "max_depth": None, "gated_delta": False}}
+    assert rank["mechanisms"] == {
+        "best-first-tree": {"budget": 32, "max_depth": None, "gated_delta": False, "call_budget": None}
+    }
     hits = rank["hits"]
     assert hits["tree_steps"] > 0
     assert hits["tree_nodes_verified"] >= 32 * hits["tree_steps"]

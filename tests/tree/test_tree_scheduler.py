@@ -87,6 +87,31 @@ def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retra
     assert found["hits"]["tree_nodes_verified"] >= BUDGET * found["hits"]["tree_steps"]
 
 
+def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decodings(hybrid):
+    folder, plain, tree = hybrid
+    narrow = folder / "narrow"
+    narrow.mkdir()
+    (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 40}\n")
+    args = [*tree[:-1], str(narrow)]
+    dice = random.Random(9)
+    asked = [
+        {
+            "ids": [dice.randrange(3, 256) for _ in range(dice.choice((3, 20, 70)))],
+            "sampling": {"temperature": 0, "max_new_tokens": count, "ignore_eos": True},
+            "after": after,
+        }
+        # Alone, then two, then six at once, then fewer and fewer.
+        for count, after in ((60, 0), (40, 5), (12, 10), (20, 10), (28, 10), (36, 10))
+    ]
+    quiet = {"SGLANG_TEST_RETRACT": "0"}
+    expected, found = (run(folder, a, asked, **quiet) for a in (plain, args))
+    assert found["outputs"] == expected["outputs"]
+    hits = found["hits"]
+    assert all(hits[f"tree_steps_of_{n}_rows"] > 0 for n in (8, 20)), hits
+    assert sum(hits[f"tree_steps_of_{n}_rows"] for n in (8, 16, 20)) == hits["tree_steps"]
+    assert sum(found["verify_steps"]) < sum(map(len, found["outputs"])), "nothing was accepted"
+
+
 def with_selector(folder):
     """Turn a DFlash drafter into a DFlash2 one without convolutions: seeded random codebooks, six candidates."""
     config = json.loads((folder / "config.json").read_text())

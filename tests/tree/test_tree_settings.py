@@ -11,6 +11,8 @@ from specpilot_sglang.overlay import load_overlay
 from specpilot_sglang.overlay.schema import Overlay, Tree
 from specpilot_sglang.plugin.checkpoints import Checkpoint
 from specpilot_sglang.tree.settings import TreeSettings, check_arguments, tree_arguments, tree_settings
+from specpilot_sglang.tree.tiers import most_of, padded, rows_of_all_widths, sizes_of_width
+from specpilot_sglang.tree.widths import WidthPolicy
 
 WIDTH = "speculative_num_draft_tokens"
 
@@ -54,6 +56,49 @@ def test_budget_is_the_width_of_the_verify_pass():
 @pytest.mark.parametrize(("budget", "rows"), [(2, 8), (8, 8), (9, 16), (32, 32), (33, 64), (64, 64)])
 def test_on_a_gpu_a_tree_is_padded_up_to_a_width_tier(budget, rows):
     assert tree_arguments(overlay(kind="best-first", budget=budget), drafter(), "NVIDIA H200") == {WIDTH: rows}
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "rows"),
+    [
+        ({"budget": 32}, "NVIDIA H200", {1: 32, 2: 32, 3: 16, 4: 16, 5: 8, 8: 8, 64: 8}),
+        ({"budget": 64, "call_budget": 256}, "NVIDIA H200", {1: 64, 4: 64, 5: 32, 8: 32, 9: 16, 17: 8, 64: 8}),
+        ({"budget": 4}, "NVIDIA H200", {1: 8, 64: 8}),
+        ({"budget": 32}, "cpu", {1: 32, 64: 32}),
+        ({"budget": 20, "call_budget": 64}, "cpu", {1: 20, 3: 20, 4: 16, 5: 8, 64: 8}),
+        ({"budget": 6, "call_budget": 8}, "cpu", {1: 6, 64: 6}),
+    ],
+)
+def test_more_requests_have_smaller_trees_and_a_pass_stays_in_its_budget(asked, gpu, rows):
+    policy = tree_settings(overlay(kind="best-first", **asked)).policy(gpu)
+    assert {n: policy.width(n) for n in rows} == rows
+    assert policy.most_rows(64) == max(n * policy.width(n) for n in range(1, 65))
+    limit = policy.call_budget
+    assert all(limit is None or n * policy.width(n) <= max(limit, n * policy.widths[0]) for n in range(1, 65))
+
+
+def test_a_batch_has_the_width_of_the_captured_size_it_is_padded_to():
+    policy, sizes = WidthPolicy.of(32, None, cpu=False), (1, 2, 4, 8, 16)
+    assert [padded(sizes, n) for n in (1, 3, 4, 5, 16, 17)] == [1, 4, 4, 8, 16, 17]
+    assert [most_of(policy, sizes, n, 20) for n in (8, 16, 32)] == [20, 4, 2]
+
+
+def test_graphs_are_captured_for_widths_and_sizes_that_can_occur_only():
+    policy = WidthPolicy.of(32, None, cpu=False)
+    target = types.SimpleNamespace(is_draft_worker=False)
+
+    def stock(runner, width, **kwargs):
+        return [1, 2, 4, 8, 16], [1, 8]
+
+    assert sizes_of_width(stock, target, 32) == ([1, 2, 4, 8, 16], [1, 8])
+    target._specpilot_tree_buffers = types.SimpleNamespace(tiers=types.SimpleNamespace(policy=policy, sizes=()))
+    found = {width: sizes_of_width(stock, target, width) for width in policy.widths}
+    assert found == {8: ([8, 16], [8]), 16: ([4], []), 32: ([1, 2], [1])}
+    assert rows_of_all_widths(lambda runner: 64, target) == 64
+    target._specpilot_tree_buffers.tiers.sizes = (1, 2, 4, 8, 16)
+    assert rows_of_all_widths(lambda runner: 64, target) == 128
+    target.is_draft_worker = True
+    assert sizes_of_width(stock, target, 8) == ([1, 2, 4, 8, 16], [1, 8])
 
 
 def test_selector_drafters_have_trees_too():

@@ -14,6 +14,7 @@ import torch
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build import verify
+from specpilot_sglang.kernels.tree_build.best import best_tokens
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked, build_marginals
 from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalScores
@@ -45,6 +46,24 @@ def check_budgets_of_requests_and_short_blocks_leave_padding():
         assert torch.equal(getattr(found, name).isinf(), getattr(expected, name).isinf())
         assert torch.allclose(getattr(found, name).float().clamp(min=-99), getattr(expected, name).float().clamp(-99))
     assert [x.tolist() for x in expected.links()] == [child.tolist(), sibling.tolist()]
+
+
+def check_best_tokens_of_strided_rows_and_their_normaliser():
+    generator = torch.Generator().manual_seed(5)
+    # 40 blocks and a part of one; rows are cut out of longer ones, as a vocabulary's padding is.
+    wide = torch.randn(3, 5300, generator=generator).bfloat16()
+    wide[:, 5200:] = 99.0
+    wide[1, 0:128:3] = 7.0  # the best ones share a block
+    wide[2, 40:5000] = float("-inf")
+    logits = wide[:, :5130]
+    for count in (1, 7, 20):
+        values, tokens, norm = best_tokens(logits, count)
+        expected = logits.float().topk(count, dim=-1).values
+        assert torch.equal(values, expected), count
+        assert torch.equal(logits.float().gather(1, tokens), values)
+        assert all(len(set(row.tolist())) == count for row in tokens)
+        assert torch.allclose(norm, logits.float().logsumexp(-1), atol=1e-5)
+    assert torch.equal(best_tokens(logits, 30)[0], logits.float().topk(30, dim=-1).values)  # more than half the blocks
 
 
 def check_ties_still_give_a_best_tree():

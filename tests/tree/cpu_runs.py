@@ -1,0 +1,187 @@
+"""Long runs of trees on the CPU platform, each too long for a test: `python tests/tree/cpu_runs.py NAME --out FILE`.
+
+accept  FP32 answers of a tree server against plain decoding's on N held-out prompts, eight at a time; accept lengths of
+        trees of 32 and 16 rows and of stock's chain on the same prompts, cold and with a warm prefix cache, and alone.
+soak    a tree server under SGLang's strict memory check for some minutes of requests, of which many are aborted or
+        their connections dropped; afterwards one prompt that needs nearly every slot.
+ranks   a tiny hybrid model on two ranks: both must accept the same tokens in every step of N requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from specpilot_sglang.assets import drafter_path, prepare_smollm2
+from specpilot_sglang.eval.acceptance import by_suite
+from specpilot_sglang.eval.forcing import force
+from specpilot_sglang.eval.forcing_report import ForcingReport
+from specpilot_sglang.eval.parallel import run_all
+from specpilot_sglang.eval.presets import ar_args, dflash_args, specpilot_args
+from specpilot_sglang.eval.prompts import encode, load_tokenizer
+from specpilot_sglang.eval.recording import greedy, record
+from specpilot_sglang.eval.servers import Server
+from specpilot_sglang.eval.suites import load
+
+HERE = Path(__file__).parent
+START_S = 400.0
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+
+
+def lengths(run):
+    return {a.suite: [round(a.length, 3), round(a.error, 3), a.requests] for a in by_suite(run.requests)}
+
+
+def accept(args):
+    model, drafter = prepare_smollm2(), drafter_path()
+    share = -(-args.requests // 3)
+    items = [i for suite in ("gsm8k", "humaneval", "mt-bench") for i in load(suite, limit=share)]
+    prompts = encode(items, load_tokenizer(model))[: args.requests]
+    tree = specpilot_args(model, drafter, "smollm2-135m-dflash-cpu-tree", dtype="float32")
+    small = specpilot_args(model, drafter, str(HERE / "overlays" / "tree16"), dtype="float32")
+    arms = {
+        "ar": ar_args(model, dtype="float32"),
+        "tree32": tree,
+        "tree16": small,
+        "chain": dflash_args(model, drafter, dtype="float32"),
+    }
+    # A wide tree is most of the work.
+    threads = {name: {"OMP_NUM_THREADS": "3" if name == "tree32" else "1"} for name in arms}
+    servers = {n: Server(a, name=n, env={**STRICT, **threads[n]}, start_timeout_s=START_S) for n, a in arms.items()}
+    found, runs = {"prompts": len(prompts)}, {}
+
+    def cold(name):
+        with_server = servers[name]
+        with_server.start()
+        runs[name] = record(with_server.client, prompts, greedy(48), concurrency=8)
+        found[name] = {"cold": lengths(runs[name]), "failed": [r.error for r in runs[name].requests if r.error]}
+        args.out.write_text(json.dumps(found, indent=1))
+
+    # The threads must outlive the servers: a server gets SIGTERM when the thread that started it ends.
+    with ThreadPoolExecutor(len(servers)) as pool:
+        try:
+            list(pool.map(cold, servers))
+            compare(found, runs, servers["tree32"], prompts)
+        finally:
+            args.out.write_text(json.dumps(found, indent=1))
+            list(pool.map(Server.stop, servers.values()))
+
+
+def compare(found, runs, tree, prompts):
+    reference = runs["ar"]
+    for name in ("tree32", "tree16", "chain"):
+        pairs = zip(reference.requests, runs[name].requests, strict=True)
+        found[name]["equal_to_ar"] = sum(a.output_ids == b.output_ids for a, b in pairs)
+    verdicts = force(reference, tree.client, concurrency=8, first_pass={r.id: r for r in runs["tree32"].requests})
+    report = ForcingReport(verdicts)
+    found["forced"] = {
+        "positions": report.positions,
+        "counted": len(report.counted),
+        "excused": [dataclasses.asdict(m) for m in report.mismatches if m not in report.counted],
+        "failed": len(report.failed),
+    }
+    # Forcing left every prompt in the prefix cache.
+    few = prompts[::5]
+    ids = {p.id for p in few}
+    for name, concurrency in (("warm", 8), ("alone", 1)):
+        again = record(tree.client, few, greedy(48), concurrency=concurrency)
+        first = [r for r in runs["tree32"].requests if r.id in ids]
+        found["tree32"][name] = {
+            "lengths": lengths(again),
+            "cold_lengths_of_these": lengths(dataclasses.replace(runs["tree32"], requests=first)),
+            "equal": sum(a.output_ids == b.output_ids for a, b in zip(first, again.requests, strict=True)),
+            "prompts": len(few),
+        }
+
+
+def soak(args):
+    model, drafter = prepare_smollm2(), drafter_path()
+    log = args.out.with_suffix(".log")
+    flags = specpilot_args(model, drafter, "smollm2-135m-dflash-cpu-tree", dtype="float32")
+    flags += ["--max-total-tokens", "6144"]
+    with Server(flags, name="soak", env=STRICT, log=log, start_timeout_s=START_S) as server:
+        end = time.monotonic() + args.minutes * 60
+        fates = run_all(lambda i: until(server, i, end), range(12), 12)
+        counts = {fate: sum(f[fate] for f in fates) for fate in ("finish", "abort", "disconnect")}
+        server.client.flush_cache()
+        # All but 200 of the slots are needed at once: what a request had kept would be missing.
+        whole = server.generate(
+            input_ids=[(7 * i) % 4000 + 100 for i in range(5900)], sampling={"temperature": 0, "max_new_tokens": 16}
+        )
+        hits = server.client.attestation()["ranks"][0]["hits"]
+        ended = server.client.attestation() is not None
+    text = log.read_text().lower()
+    found = {"minutes": args.minutes, "requests": counts, "last_prompt_answered": len(whole.output_ids), "hits": hits}
+    found |= {"leak_in_log": "leak" in text, "tracebacks": text.count("traceback"), "alive": ended}
+    args.out.write_text(json.dumps(found, indent=1))
+
+
+def until(server, seed, end):
+    dice, counts = random.Random(seed), {"finish": 0, "abort": 0, "disconnect": 0}
+    texts = [
+        "Write a story about a cat.",
+        "User: What is 2+2?\nAssistant:",
+        "def fib(n):",
+        "List three colours and why",
+    ]
+    while time.monotonic() < end:
+        rid = f"soak-{seed}-{sum(counts.values())}"
+        sampling = {"temperature": dice.choice([0, 0.8]), "max_new_tokens": dice.randint(4, 160)}
+        # A third of the prompts is seen for the first time, the rest hits the prefix cache.
+        text = dice.choice(texts) + (f" {dice.random()}" if dice.random() < 0.33 else "") * dice.randint(1, 40)
+        body = {"text": text, "sampling_params": sampling, "rid": rid, "stream": True}
+        fate, deadline = dice.choice(["finish", "abort", "disconnect"]), time.monotonic() + dice.uniform(0, 4)
+        with httpx.stream("POST", server.url + "/generate", json=body, timeout=300, trust_env=False) as response:
+            for _ in response.iter_lines():
+                if fate != "finish" and time.monotonic() > deadline:
+                    if fate == "abort":
+                        httpx.post(server.url + "/abort_request", json={"rid": rid}, timeout=60, trust_env=False)
+                    break
+        counts[fate] += 1
+    return counts
+
+
+def ranks(args):
+    from specpilot_sglang.platform_cpu.tiny_hybrid import write_drafter, write_hybrid
+
+    folder = Path(tempfile.mkdtemp())
+    target, drafter = write_hybrid(folder / "t"), write_drafter(folder / "d")
+    flags = ["--model-path", str(target), "--dtype", "float32", "--skip-tokenizer-init", "--max-total-tokens", "8192"]
+    flags += ["--max-running-requests", "12", "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path"]
+    flags += [str(drafter), "--speculative-plugin", "specpilot", "--specpilot-overlay", str(HERE / "overlays/hashed")]
+    env = {**STRICT, "OMP_NUM_THREADS": "1"}
+    with Server([*flags, "--tp", "2"], name="tp2", env=env, start_timeout_s=START_S) as server:
+
+        def one(i):
+            dice = random.Random(i)
+            ids = [dice.randrange(3, 256) for _ in range(dice.choice((2, 17, 64, 65, 130)))]
+            sampling = {"temperature": 0 if i % 3 else 0.8, "max_new_tokens": dice.randint(4, 24), "ignore_eos": True}
+            return len(server.generate(input_ids=ids, sampling=sampling).output_ids)
+
+        tokens = sum(run_all(one, range(args.requests), 12))
+        hits = [rank["hits"] for rank in server.client.attestation()["ranks"]]
+    found = {"requests": args.requests, "tokens": tokens, "ranks": hits}
+    found["equal"] = len(hits) == 2 and hits[0]["accepted_checksum"] == hits[1]["accepted_checksum"] > 0
+    args.out.write_text(json.dumps(found, indent=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", choices=["accept", "soak", "ranks"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    args = parser.parse_args()
+    globals()[args.run](args)
+
+
+if __name__ == "__main__":
+    main()
