@@ -69,7 +69,7 @@ def run_in_turns(
             deadline = time.monotonic() + timeout_s
             for index in _order(len(clients), len(workload.items)):
                 watch(index)
-                _turn(clients[index], running, deadline)
+                _turn(clients[index], running[index], running, deadline)
         finally:
             for client in clients:
                 client.close()  # a client that still waits ends
@@ -81,14 +81,18 @@ def _order(clients: int, requests: int) -> Iterator[int]:
         yield from range(clients) if number % 2 == 0 else reversed(range(clients))
 
 
-def _turn(client: Client, running: Sequence[Future[OutsideClock]], deadline: float) -> None:
-    """Give the client a turn and wait until it is over; raise when any client has ended or time is up."""
+def _turn(client: Client, mine: Future[OutsideClock], running: Sequence[Future[OutsideClock]], deadline: float) -> None:
+    """Give the client a turn and wait until it is over; raise when it has ended, another one failed or time is up.
+
+    Another client that has ended well had its last turn: the last answer of a slow server may take longer than that.
+    """
     os.write(client.go[1], b".")
     while not select.select([client.done[0]], [], [], _LOOK_S)[0]:
         for future in running:
             if future.done():
                 future.result()
-                raise SpecPilotError(f"a benchmark client ended before {client.name}'s turn was over")
+        if mine.done():
+            raise SpecPilotError(f"{client.name}: the benchmark client ended before its turn was over")
         if time.monotonic() > deadline:
             raise SpecPilotError(f"{client.name}: a turn was not over in time", where=client.folder)
     if not os.read(client.done[0], 1):

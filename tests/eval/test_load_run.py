@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from stub_chat import WORDS, StubChat, tokenizer_of
@@ -97,6 +100,26 @@ def test_a_client_that_dies_in_turns_is_an_error_that_names_its_server(smollm2, 
             run_pair([one, two], Workload(ITEMS, 10, 1), [tmp_path / "x", tmp_path / "y"], timeout_s=60)
         with pytest.raises(SpecPilotError, match="one request at a time"):
             run_pair([one, two], Workload(ITEMS, 10, 2), [tmp_path / "x", tmp_path / "y"])
+
+
+class SlowClient(turns.Client):
+    """A client that answers after a while; `pace` says how long after each turn."""
+
+    pace: ClassVar[dict[str, float]] = {}
+
+    def run(self, timeout_s):
+        for _ in range(len(ITEMS)):
+            os.read(self.go[0], 1)
+            time.sleep(self.pace[self.name])
+            os.write(self.done[1], b".")
+        return OutsideClock(1.0, 1.0)
+
+
+def test_the_last_answer_of_a_slow_server_may_come_after_the_other_client_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "_LOOK_S", 0.02)
+    monkeypatch.setattr(SlowClient, "pace", {"fast": 0.0, "slow": 0.1})
+    clients = [SlowClient(name, [], tmp_path) for name in ("slow", "fast")]
+    assert len(turns.run_in_turns(clients, Workload(ITEMS, 10, 1), 60, lambda index: None)) == 2
 
 
 @pytest.mark.parametrize(
