@@ -21,12 +21,6 @@ def lower_t(values: Sequence[float], alpha: float) -> float:
     return mean - quantile_t(alpha, len(values) - 1) * error if len(values) > 1 else -math.inf
 
 
-def upper_t(values: Sequence[float], alpha: float) -> float:
-    """Return the one-sided Student-t upper bound of the mean at confidence `1 - alpha`; inf below two values."""
-    mean, error = mean_and_error(values)
-    return mean + quantile_t(alpha, len(values) - 1) * error if len(values) > 1 else math.inf
-
-
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error; NaN where there are too few values."""
     if not values:

@@ -50,7 +50,7 @@ def noise_of(blocks: Sequence[Block], first: str, second: str, *, host: str, reg
 
 def judge_speed(blocks: Sequence[Block], incumbent: str, candidate: str, noise: Noise, rule: Rule) -> Trial:
     """Return the decision on these blocks, and the latency checks on those it looked at."""
-    decision = decide(log_ratios(blocks, incumbent, candidate), noise.value, rule)
+    decision = decide(log_ratios(blocks, incumbent, candidate), noise.value, rule, noise.spread)
     used = blocks[: decision.blocks]
     checks = check_latencies(latency_log_ratios(used, incumbent, candidate), noise)
     return Trial(tuple(used), decision, tuple(checks))
@@ -62,7 +62,7 @@ def run_trial(experiment: Experiment, noise: Noise, rule: Rule) -> Trial:
     blocks: list[Block] = []
     stream = iterate(experiment)
     try:
-        while decide(log_ratios(blocks, *names), noise.value, rule).action is Action.CONTINUE:
+        while decide(log_ratios(blocks, *names), noise.value, rule, noise.spread).action is Action.CONTINUE:
             blocks.append(next(stream))
     finally:
         stream.close()  # type: ignore[attr-defined]

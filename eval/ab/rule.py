@@ -3,7 +3,7 @@
 A candidate is accepted at a look when its lower bound is above `log(1 + min_gain) + noise_factor * noise`. The error
 probabilities of the looks add up to at most 5% (Bonferroni), so that a candidate whose true gain is the threshold
 itself, let alone zero, is accepted in at most 5% of all trials, whatever the dependence between looks. Hopeless
-candidates are given up between looks; that can only lower the false-accept rate.
+candidates are given up between looks (`futility`); that can only lower the false-accept rate.
 
 A look before the last one, and any look of a confirmation, also asks that rare stalls, unseen so far, could not make
 up for the gain (`stalls`): small gains need more blocks, large ones none beyond the first look. So the first look can
@@ -19,7 +19,9 @@ from enum import StrEnum
 from typing import Any
 
 from specpilot_sglang.errors import SpecPilotError
-from specpilot_sglang.eval.ab.bounds import lower_t, mean_and_error, upper_t
+from specpilot_sglang.eval.ab.bounds import lower_t, mean_and_error
+from specpilot_sglang.eval.ab.futility import chance_of_acceptance
+from specpilot_sglang.eval.ab.noise import Spread
 from specpilot_sglang.eval.ab.stalls import excluded, hidden_loss
 
 #: The whole procedure's false-accept rate.
@@ -48,7 +50,7 @@ class Rule:
         looks: numbers of blocks at which a candidate may be accepted; the last one ends the trial.
         alphas: error probability spent at each look.
         futility_from: from this many blocks on a hopeless candidate is rejected early; 0 never.
-        futility_alpha: one-sided error probability of that upper bound.
+        futility_chance: a candidate is hopeless when it has less than this chance to pass the last look.
         fewest: blocks before which there is no look.
         stall: what a stalled launch is taken to lose, as a log ratio; see `stalls`.
         extra: blocks that a confirmation may add after the last look, only to exclude rare stalls.
@@ -60,8 +62,8 @@ class Rule:
     noise_factor: float = 2.0
     looks: tuple[int, ...] = (8, 12)
     alphas: tuple[float, ...] = (0.005, 0.045)
-    futility_from: int = 3
-    futility_alpha: float = 0.005
+    futility_from: int = 2
+    futility_chance: float = 0.02
     fewest: int = MIN_LOOK
     stall: float = 0.2
     extra: int = 0
@@ -133,13 +135,16 @@ class Decision:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
 
-def decide(log_ratios: Sequence[float], noise: float, rule: Rule | None = None) -> Decision:
+def decide(
+    log_ratios: Sequence[float], noise: float, rule: Rule | None = None, known: Spread | None = None
+) -> Decision:
     """Return the decision after these blocks. A pure function: a resumed trial decides as an undisturbed one.
 
     Args:
         log_ratios: log(candidate speed / incumbent speed), one a block, in the order the blocks were run.
         noise: `Noise.value` of the host.
         rule: the rule; the default one if None.
+        known: `Noise.spread` of the host; tells earlier which candidates are hopeless.
 
     Raises:
         SpecPilotError: a log ratio or the noise is not finite.
@@ -149,7 +154,7 @@ def decide(log_ratios: Sequence[float], noise: float, rule: Rule | None = None) 
         raise SpecPilotError("a block has no finite speed ratio", fix="measure that block again")
     threshold = rule.threshold(noise)
     for count in range(1, min(len(log_ratios), rule.max_blocks) + 1):
-        decision = _at(log_ratios[:count], threshold, noise, rule)
+        decision = _at(log_ratios[:count], threshold, noise, rule, known)
         if decision.action is not Action.CONTINUE:
             return decision
     used = list(log_ratios[: rule.max_blocks])
@@ -159,7 +164,7 @@ def decide(log_ratios: Sequence[float], noise: float, rule: Rule | None = None) 
     return _decision(Action.CONTINUE, used, alpha, threshold, noise, why)
 
 
-def _at(values: Sequence[float], threshold: float, noise: float, rule: Rule) -> Decision:
+def _at(values: Sequence[float], threshold: float, noise: float, rule: Rule, known: Spread | None) -> Decision:
     """Return the decision at exactly this number of blocks, without regard to earlier looks."""
     count, values, last, seen = len(values), list(values), rule.looks[-1], [*rule.selecting, *values]
     # After the last look there is none: those that come so far have passed it, and must stay above.
@@ -175,10 +180,11 @@ def _at(values: Sequence[float], threshold: float, noise: float, rule: Rule) -> 
     if count >= last and (count == rule.max_blocks or not _may_be_excluded(seen, rule)):
         why = f"rare stalls, unseen in {len(seen)} blocks, could make up for so small a gain"
         return _decision(Action.REJECT, values, rule.alphas[-1], threshold, noise, why)
-    hopeless = rule.futility_from and count >= max(2, rule.futility_from)
-    if hopeless and upper_t(values, rule.futility_alpha) < threshold:
-        why = f"the upper bound after {count} blocks is below {percent(threshold)}: no use in going on"
-        return _decision(Action.REJECT, values, alpha or rule.alphas[-1], threshold, noise, why)
+    if rule.futility_from and max(2, rule.futility_from) <= count < last:
+        left = chance_of_acceptance(values, threshold, last=last, alpha=rule.alphas[-1], known=known)
+        if left < rule.futility_chance:
+            why = f"after {count} blocks the chance to pass {percent(threshold)} at the last look is {left:.1%}"
+            return _decision(Action.REJECT, values, alpha or rule.alphas[-1], threshold, noise, why)
     return _decision(Action.CONTINUE, values, alpha or rule.alphas[-1], threshold, noise, "")
 
 

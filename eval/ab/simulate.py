@@ -138,13 +138,13 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"true gain 3%, {label}", normal(sd), normal(sd, gain), null=False)
 
 
-def trial(draw: Blocks, noise: float, rule: Rule, rng: Generator) -> tuple[bool, list[float]]:
+def trial(draw: Blocks, noise: Noise, rule: Rule, rng: Generator) -> tuple[bool, list[float]]:
     """Run one candidate through the rule; return whether it was accepted, and the blocks that decided.
 
     One call with all blocks decides as calls after each block would: `decide` stops at the first that does.
     """
     values = [float(value) for value in draw(rng, rule.max_blocks)]
-    decision = decide(values, noise, rule)
+    decision = decide(values, noise.value, rule, noise.spread)
     if decision.action is Action.CONTINUE:
         raise AssertionError("the rule did not decide at its last look")
     return decision.action is Action.ACCEPT, values[: decision.blocks]
@@ -158,7 +158,7 @@ def rates(scenario: Scenario, candidates: int, aa_blocks: int, rule: Rule | None
     rule, rng = rule or scenario.rule or Rule(), np.random.default_rng(seed)
     accepted = confirmed = blocks = confirming = 0
     for _ in range(candidates):
-        noise = Noise(tuple(float(value) for value in scenario.stock(rng, aa_blocks))).value
+        noise = Noise(tuple(float(value) for value in scenario.stock(rng, aa_blocks)))
         yes, used = trial(scenario.candidate, noise, rule, rng)
         accepted, blocks = accepted + yes, blocks + len(used)
         if yes:

@@ -1,6 +1,6 @@
 """Questions to a server after its timed load: does it answer a repeated prompt, or an emptied cache, out of memory?
 
-Run as `Experiment.after` on both arms; what they saw is kept in the block and judged later.
+Run as `Experiment.after` on the candidate; what they saw is kept in the block and judged later.
 """
 
 from __future__ import annotations

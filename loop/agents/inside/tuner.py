@@ -76,6 +76,7 @@ def edit(path: Path, changed: dict[str, Any]) -> None:
     """Write the changed keys into the YAML file; comments and order stay."""
     yaml = YAML()
     yaml.preserve_quotes = True
+    yaml.width = 4096  # or long descriptions would be broken anew, and the change be hard to see
     content = yaml.load(path.read_text())
     dropped = sorted(
         (int(k.split(".")[1]) for k, v in changed.items() if k.startswith("patches.") and not v), reverse=True
