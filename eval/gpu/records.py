@@ -37,6 +37,8 @@ def record_answers(client: Client, plan: RecordPlan, tokenizer: str, out: Path, 
     result: dict[str, Any] = {"prompts": len(prompts), "runs": []}
     record(client, prompts, sampling, concurrency=max(plan.concurrency))
     for concurrency in plan.concurrency:
+        # Kernels are compiled when a number of requests is first met; its graphs and its shapes are warm after this.
+        record(client, prompts[:concurrency], sampling, concurrency=concurrency)
         begin = time.perf_counter()
         run = record(client, prompts, sampling, concurrency=concurrency)
         wall_s = time.perf_counter() - begin

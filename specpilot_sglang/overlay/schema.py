@@ -101,10 +101,10 @@ class Tree(_Strict):
     call_budget: Annotated[
         int | None,
         Field(
-            ge=2,
+            ge=0,
             le=8192,
-            description="Most rows of a verify pass, all requests together: with more requests their trees get smaller "
-            "(64, 32, 16, 8 rows). Unset: 64 on a GPU, no bound on a CPU.",
+            description="Rows that requests which share a verify pass may have beyond 8 each, all together: the more "
+            "requests, the smaller their trees (64, 32, 16, 8 rows). Unset: 32 on a GPU, no bound on a CPU.",
         ),
     ] = None
 

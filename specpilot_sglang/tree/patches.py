@@ -17,7 +17,7 @@ from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.tiers import rows_of_all_widths, sizes_of_width
 from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, steps_of_width, tree_worker
 
-#: Set to 1, fa3's page tables of a tree come from its paths (`tree.fa3`); unset, from its mask as in stock.
+#: Set to 0, fa3's page tables of a tree come from its mask as in stock; else from its paths (`tree.fa3`).
 FA3_PATHS = "SPECPILOT_TREE_FA3_PATHS"
 
 _FINGERPRINTS = {
@@ -62,7 +62,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         Patch(rows, Kind.AROUND, rows_of_all_widths, _FINGERPRINTS[rows], "has room for the logits of every width"),
     ]
     patches.append(Patch(topk, Kind.AROUND, selector_candidates, _FINGERPRINTS[topk], "finds a selector's candidates"))
-    if os.environ.get(FA3_PATHS) == "1":
+    if torch.cuda.is_available() and os.environ.get(FA3_PATHS) != "0":
         # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
         patches.append(Patch(attention, Kind.AROUND, plan_suffixes, _FINGERPRINTS[attention], why))

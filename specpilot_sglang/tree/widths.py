@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 #: Rows a tree may have on CUDA: graphs are captured a width, a smaller tree is padded up to it.
 WIDTHS = (8, 16, 32, 64)
-#: Rows of a whole verify pass on CUDA where the overlay names no `call_budget`. Up to one row tile of the matrix
-#: products, 64, a pass takes as long as its weights take to be read; beyond it every row costs (docs/measured.md).
-CALL_BUDGET = 64
+#: Rows that requests which share a verify pass may have beyond the smallest tree's, all together, on CUDA where the
+#: overlay names no `call_budget`: 2 to 4 requests have 16 rows each then, more have 8, as many as a chain. Measured, a
+#: pass with so many more rows takes at most 5 % longer than a chain's (docs/measured.md).
+CALL_BUDGET = 32
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class WidthPolicy:
 
     Attributes:
         widths: rows of a request to choose from, rising.
-        call_budget: rows of all requests together, None for no bound. Where not even the smallest trees fit they are
-            used all the same: a request is never left without one.
+        call_budget: rows of all requests together beyond the smallest width's, None for no bound; a request alone is
+            not bound by it.
     """
 
     widths: tuple[int, ...]
@@ -36,13 +37,14 @@ class WidthPolicy:
         if cpu:
             return cls((*(n for n in WIDTHS if n < budget), budget), call_budget)
         widest = next(n for n in WIDTHS if n >= budget)
-        return cls(tuple(n for n in WIDTHS if n <= widest), call_budget or CALL_BUDGET)
+        return cls(tuple(n for n in WIDTHS if n <= widest), CALL_BUDGET if call_budget is None else call_budget)
 
     def width(self, requests: int) -> int:
         """Rows each of `requests` requests has."""
-        if self.call_budget is None:
+        if self.call_budget is None or requests == 1:
             return self.widths[-1]
-        return max((n for n in self.widths if n * requests <= self.call_budget), default=self.widths[0])
+        least = self.widths[0]
+        return max(n for n in self.widths if (n - least) * requests <= self.call_budget)
 
     def most_rows(self, requests: int) -> int:
         """Most rows a pass over up to `requests` requests has."""

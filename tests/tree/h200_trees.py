@@ -87,9 +87,10 @@ def features(url, tokenizer):
     return found
 
 
-def measure(arms, turn, plan):
+def measure(arms, turn, plan, keep):
     for arm in arms:
         arm.ask(turn)
+        keep()
         if "error" in arm.result or not any("speculative" in part for part in arm.asked.args):
             continue
         begin = time.monotonic()
@@ -103,6 +104,7 @@ def measure(arms, turn, plan):
             arm.result["consistency"] = f"{type(error).__name__}: {error}"
         logging.info("%s: %s (%.0f s)", arm.asked.name, arm.result["consistency"], time.monotonic() - begin)
         arm.read_paths()
+        keep()
 
 
 def main():
@@ -122,15 +124,17 @@ def main():
         time.sleep(place * STAGGER_S)
         arms[place].start()
 
+    def keep():
+        (args.out / "results.json").write_text(json.dumps([arm.result for arm in arms], indent=1, default=str))
+
     # The threads must outlive the measurement: a server gets SIGTERM when the thread that started it ends.
     with ThreadPoolExecutor(len(arms)) as pool:
         try:
             list(pool.map(start, range(len(arms))))
-            measure(arms, FileLock(args.out / ".turn"), plan)
+            measure(arms, FileLock(args.out / ".turn"), plan, keep)
         finally:
             list(pool.map(ServerArm.stop, arms))
-            results = [arm.result for arm in arms]
-            (args.out / "results.json").write_text(json.dumps(results, indent=1, default=str))
+            keep()
 
 
 if __name__ == "__main__":

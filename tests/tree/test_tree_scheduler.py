@@ -91,7 +91,7 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
     folder, plain, tree = hybrid
     narrow = folder / "narrow"
     narrow.mkdir()
-    (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 40}\n")
+    (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 24}\n")
     args = [*tree[:-1], str(narrow)]
     dice = random.Random(9)
     asked = [

@@ -61,26 +61,29 @@ def test_on_a_gpu_a_tree_is_padded_up_to_a_width_tier(budget, rows):
 @pytest.mark.parametrize(
     ("asked", "gpu", "rows"),
     [
-        ({"budget": 32}, "NVIDIA H200", {1: 32, 2: 32, 3: 16, 4: 16, 5: 8, 8: 8, 64: 8}),
-        ({"budget": 64, "call_budget": 256}, "NVIDIA H200", {1: 64, 4: 64, 5: 32, 8: 32, 9: 16, 17: 8, 64: 8}),
+        ({"budget": 32}, "NVIDIA H200", {1: 32, 2: 16, 3: 16, 4: 16, 5: 8, 8: 8, 64: 8}),
+        ({"budget": 64}, "NVIDIA H200", {1: 64, 2: 16, 4: 16, 5: 8}),
+        ({"budget": 64, "call_budget": 192}, "NVIDIA H200", {1: 64, 3: 64, 4: 32, 8: 32, 9: 16, 24: 16, 25: 8}),
         ({"budget": 4}, "NVIDIA H200", {1: 8, 64: 8}),
         ({"budget": 32}, "cpu", {1: 32, 64: 32}),
-        ({"budget": 20, "call_budget": 64}, "cpu", {1: 20, 3: 20, 4: 16, 5: 8, 64: 8}),
-        ({"budget": 6, "call_budget": 8}, "cpu", {1: 6, 64: 6}),
+        ({"budget": 20, "call_budget": 40}, "cpu", {1: 20, 3: 20, 4: 16, 5: 16, 6: 8, 64: 8}),
+        ({"budget": 6, "call_budget": 0}, "cpu", {1: 6, 64: 6}),
+        ({"budget": 32, "call_budget": 0}, "NVIDIA H200", {1: 32, 2: 8, 64: 8}),
     ],
 )
 def test_more_requests_have_smaller_trees_and_a_pass_stays_in_its_budget(asked, gpu, rows):
     policy = tree_settings(overlay(kind="best-first", **asked)).policy(gpu)
     assert {n: policy.width(n) for n in rows} == rows
     assert policy.most_rows(64) == max(n * policy.width(n) for n in range(1, 65))
-    limit = policy.call_budget
-    assert all(limit is None or n * policy.width(n) <= max(limit, n * policy.widths[0]) for n in range(1, 65))
+    least, limit = policy.widths[0], policy.call_budget
+    assert all(limit is None or n * (policy.width(n) - least) <= limit for n in range(2, 65))
+    assert tree_arguments(overlay(kind="best-first", **asked), drafter(), gpu) == {WIDTH: policy.widths[-1]}
 
 
 def test_a_batch_has_the_width_of_the_captured_size_it_is_padded_to():
     policy, sizes = WidthPolicy.of(32, None, cpu=False), (1, 2, 4, 8, 16)
     assert [padded(sizes, n) for n in (1, 3, 4, 5, 16, 17)] == [1, 4, 4, 8, 16, 17]
-    assert [most_of(policy, sizes, n, 20) for n in (8, 16, 32)] == [20, 4, 2]
+    assert [most_of(policy, sizes, n, 20) for n in (8, 16, 32)] == [20, 4, 1]
 
 
 def test_graphs_are_captured_for_widths_and_sizes_that_can_occur_only():
@@ -93,7 +96,7 @@ def test_graphs_are_captured_for_widths_and_sizes_that_can_occur_only():
     assert sizes_of_width(stock, target, 32) == ([1, 2, 4, 8, 16], [1, 8])
     target._specpilot_tree_buffers = types.SimpleNamespace(tiers=types.SimpleNamespace(policy=policy, sizes=()))
     found = {width: sizes_of_width(stock, target, width) for width in policy.widths}
-    assert found == {8: ([8, 16], [8]), 16: ([4], []), 32: ([1, 2], [1])}
+    assert found == {8: ([8, 16], [8]), 16: ([2, 4], []), 32: ([1], [1])}
     assert rows_of_all_widths(lambda runner: 64, target) == 64
     target._specpilot_tree_buffers.tiers.sizes = (1, 2, 4, 8, 16)
     assert rows_of_all_widths(lambda runner: 64, target) == 128
