@@ -77,6 +77,13 @@ class LatticeScores:
         self.logprobs = scores.float().log_softmax(-1)
         self.depth = tokens.shape[1]
 
+    @classmethod
+    def of_logprobs(cls, tokens: torch.Tensor, logprobs: torch.Tensor) -> LatticeScores:
+        """Take pair scores that are log probabilities already, over more than the candidates."""
+        made = cls(tokens, logprobs)
+        made.logprobs = logprobs.float()
+        return made
+
     def expand(self, level: int, ranks: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `EdgeScores`."""
         width = self.tokens.shape[2]

@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked
 from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalScores
+from specpilot_sglang.tree.dspark import CANDIDATES, has_markov_head, pair_scores, share_target_modules
 from specpilot_sglang.tree.simulate import shaped
 
 
@@ -25,6 +26,8 @@ class TreeSampler:
         if worker.selector is not None:
             # Stock attaches the head only when it captures its own sampler.
             worker.draft_model.lm_head = head
+        if has_markov_head(worker.draft_model):
+            share_target_modules(worker.draft_model, worker.model_runner.model, head)
 
     def __call__(self, hidden: torch.Tensor, ids: torch.Tensor) -> None:
         """Build a tree a request.
@@ -36,7 +39,7 @@ class TreeSampler:
         block = int(self._worker.block_size)
         size = hidden.shape[0] // block
         tier = self._worker.tiers.of(size)
-        said = hidden.view(size, block, -1)[:, 1:]
+        said = hidden.view(size, block, -1)[:, self._worker.first_row :]
         roots = ids.view(size, block)[:, 0]
         edges = self._edges(said[:, : tier.depth], roots, tier.budget - 1)
         if self._simulated:
@@ -53,6 +56,9 @@ class TreeSampler:
 
             tokens, scores = _selector_lattice(self._worker.draft_model, said, roots)
             return LatticeScores(tokens, scores)
+        if has_markov_head(self._worker.draft_model):
+            marginals = candidates(self._worker, self._head, said, CANDIDATES)
+            return pair_scores(marginals, roots, self._worker.draft_model.markov_head)
         return candidates(self._worker, self._head, said, most)
 
 

@@ -13,8 +13,9 @@ from specpilot_sglang.tree.widths import WIDTHS, WidthPolicy
 
 #: Block size that SGLang assumes where the drafter's config names none.
 _DEFAULT_BLOCK = 16
-#: Drafters whose block pass gives edge scores: marginals, or a selector's pairs.
-_DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
+#: Drafters whose block pass gives edge scores: marginals, a selector's pairs, or a Markov head's. All of them run under
+#: DFLASH's worker, for a DSpark drafter's pass is a DFlash drafter's and its own worker drafts single paths.
+_DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 #: Attention backends that verify irregular trees on CUDA: a cascade over the prefix and each node's own ancestors, or a
 #: mask. FlashInfer would plan on the host in every step; others take chains only.
 TREE_BACKENDS = ("fa3", "triton")
@@ -75,19 +76,20 @@ def tree_arguments(overlay: Overlay | None, drafter: Checkpoint | None, gpu: str
         raise PluginError(
             "the overlay's tree needs a drafter", where=overlay.name, fix="give --speculative-draft-model-path"
         )
-    if algorithm_of(drafter) != "DFLASH":
+    settings = tree_settings(overlay)
+    if settings is None and algorithm_of(drafter) != "DFLASH":
         raise PluginError(
-            f"tree.budget and tree.max_depth are for DFlash drafters, not for {drafter.architecture}",
+            f"a chain's tree.budget and tree.max_depth are for DFlash drafters, not for {drafter.architecture}",
             where=drafter.where,
             fix=f"remove them from the overlay {overlay.name}",
         )
-    settings = tree_settings(overlay)
     if settings is None:
         bounds = [_block_size(drafter)]
         bounds += [n for n in (overlay.tree.budget, _plus_root(overlay.tree.max_depth)) if n is not None]
         return {"speculative_num_draft_tokens": min(bounds)}
     _check(overlay, drafter, gpu)
-    return {"speculative_num_draft_tokens": settings.width(gpu)}
+    worker = {} if algorithm_of(drafter) == "DFLASH" else {"speculative_algorithm": "DFLASH"}
+    return {**worker, "speculative_num_draft_tokens": settings.width(gpu)}
 
 
 def check_arguments(overlay: Overlay | None, server_args: Any) -> None:
@@ -142,6 +144,13 @@ def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
             where=f"{drafter.where}:dflash_config.projector_type",
             fix=f"set tree.kind: chain in the overlay {overlay.name}",
         )
+    kind = _markov_kind(drafter)
+    if kind not in (None, "vanilla"):
+        raise PluginError(
+            f"best-first trees over a {kind} Markov head are not in this version",
+            where=f"{drafter.where}:markov_head_type",
+            fix=f"set tree.kind: chain in the overlay {overlay.name}",
+        )
     budget = overlay.tree.budget or 0
     if gpu != "cpu" and budget > WIDTHS[-1]:
         raise PluginError(
@@ -149,6 +158,13 @@ def _check(overlay: Overlay, drafter: Checkpoint, gpu: str) -> None:
             where=f"{overlay.name}:tree.budget",
             fix=f"set tree.budget to {WIDTHS[-1]} or less",
         )
+
+
+def _markov_kind(drafter: Checkpoint) -> str | None:
+    """Type of a DSpark drafter's Markov head; stock reads it from the config's top."""
+    if algorithm_of(drafter) != "DSPARK":
+        return None
+    return str(drafter.config.get("markov_head_type") or "vanilla").lower()
 
 
 def _on_cuda(server_args: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from specpilot_sglang.errors import PluginError
 from specpilot_sglang.plugin import counters
+from specpilot_sglang.tree.dspark import first_row, is_dspark
 from specpilot_sglang.tree.settings import TreeSettings
 
 #: Decode steps that verified trees, rows their verify passes had, and steps whose verify pass was a graph's replay.
@@ -32,7 +33,7 @@ class TreeWorker:
 
         runner = target_worker.model_runner
         self.width = int(get_spec().speculative_num_draft_tokens)
-        self._block = block_of(runner, self.tree)
+        self._block, self.first_row = block_of(runner, self.tree)
         with self._drafting():
             super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         worker: Any = self
@@ -53,7 +54,7 @@ class TreeWorker:
             stock.alloc_memory_pool(*args, **kwargs)
         worker: Any = self
         runner = worker.model_runner
-        self.tiers = Tiers(runner, self.tree, self._block)
+        self.tiers = Tiers(runner, self.tree, self._block + 1 - self.first_row)
         self.sampler = TreeSampler(self, unwrap_lora_layer(runner.model.lm_head))
 
     def init_attention_backends(self) -> None:
@@ -121,12 +122,16 @@ def tree_worker(stock: type, tree: TreeSettings, steps_counter: str) -> type:
     return type("TreeDFlashWorker", (TreeWorker, stock), members)
 
 
-def block_of(runner: Any, tree: TreeSettings) -> int:
-    """Tokens the drafter is asked for at once, from its own config as the target's runner keeps it."""
+def block_of(runner: Any, tree: TreeSettings) -> tuple[int, int]:
+    """Rows of the drafter's block pass and the first that predicts, from its config as the target's runner keeps it."""
     from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 
-    config = parse_dflash_draft_config(draft_hf_config=runner.spec_aux_config.draft_model_config.hf_config)
-    return tree.block(int(config.resolve_block_size(default=16)))
+    hf_config = runner.spec_aux_config.draft_model_config.hf_config
+    trained = int(parse_dflash_draft_config(draft_hf_config=hf_config).resolve_block_size(default=16))
+    first = first_row(hf_config)
+    if is_dspark(hf_config):
+        trained += 1  # its block size counts draft tokens, not rows
+    return tree.block(trained) - 1 + first, first
 
 
 def check_backend(worker: Any) -> None:

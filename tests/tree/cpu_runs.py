@@ -4,7 +4,8 @@ accept  FP32 answers of a tree server against plain decoding's on N held-out pro
         trees of 32 and 16 rows and of stock's chain on the same prompts, cold and with a warm prefix cache, and alone.
 soak    a tree server under SGLang's strict memory check for some minutes of requests, of which many are aborted or
         their connections dropped; afterwards one prompt that needs nearly every slot.
-ranks   a tiny hybrid model on two ranks: both must accept the same tokens in every step of N requests.
+ranks   a tiny hybrid model on two ranks (with --shapes half of the 27B shape on two GPUs): both must accept the same
+        tokens in every step of N requests.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ def accept(args):
         "tree16": small,
         "chain": dflash_args(model, drafter, dtype="float32"),
     }
-    # A wide tree is most of the work.
-    threads = {name: {"OMP_NUM_THREADS": "3" if name == "tree32" else "1"} for name in arms}
+    threads = {name: {"OMP_NUM_THREADS": str(count)} for name, count in zip(arms, args.threads, strict=True)}
     servers = {n: Server(a, name=n, env={**STRICT, **threads[n]}, start_timeout_s=START_S) for n, a in arms.items()}
     found, runs = {"prompts": len(prompts)}, {}
 
@@ -106,7 +106,7 @@ def soak(args):
     model, drafter = prepare_smollm2(), drafter_path()
     log = args.out.with_suffix(".log")
     flags = specpilot_args(model, drafter, "smollm2-135m-dflash-cpu-tree", dtype="float32")
-    flags += ["--max-total-tokens", "6144"]
+    flags += ["--max-total-tokens", "4096"]
     with Server(flags, name="soak", env=STRICT, log=log, start_timeout_s=START_S) as server:
         end = time.monotonic() + args.minutes * 60
         fates = run_all(lambda i: until(server, i, end), range(12), 12)
@@ -114,7 +114,7 @@ def soak(args):
         server.client.flush_cache()
         # All but 200 of the slots are needed at once: what a request had kept would be missing.
         whole = server.generate(
-            input_ids=[(7 * i) % 4000 + 100 for i in range(5900)], sampling={"temperature": 0, "max_new_tokens": 16}
+            input_ids=[(7 * i) % 4000 + 100 for i in range(3850)], sampling={"temperature": 0, "max_new_tokens": 16}
         )
         hits = server.client.attestation()["ranks"][0]["hits"]
         ended = server.client.attestation() is not None
@@ -153,22 +153,33 @@ def ranks(args):
     from specpilot_sglang.platform_cpu.tiny_hybrid import write_drafter, write_hybrid
 
     folder = Path(tempfile.mkdtemp())
-    target, drafter = write_hybrid(folder / "t"), write_drafter(folder / "d")
-    flags = ["--model-path", str(target), "--dtype", "float32", "--skip-tokenizer-init", "--max-total-tokens", "8192"]
-    flags += ["--max-running-requests", "12", "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path"]
-    flags += [str(drafter), "--speculative-plugin", "specpilot", "--specpilot-overlay", str(HERE / "overlays/hashed")]
+    if args.shapes is None:
+        target, drafter, vocab = write_hybrid(folder / "t"), write_drafter(folder / "d"), 256
+        flags = ["--dtype", "float32", "--max-total-tokens", "8192"]
+    else:
+        # Two GPUs, and a shape with dummy weights.
+        target, drafter = (args.shapes / f"qwen3.8-27b-half{kind}" for kind in ("", "-dflash"))
+        vocab = 248320
+        flags = ["--load-format", "dummy", "--speculative-draft-load-format", "dummy", "--context-length", "4096"]
+        flags += ["--cuda-graph-bs-decode", "1", "2", "4", "8", "12", "--disable-prefill-cuda-graph"]
+        flags += ["--max-total-tokens", "16384", "--mem-fraction-static", "0.9"]
+    flags += ["--model-path", str(target), "--skip-tokenizer-init", "--max-running-requests", "12"]
+    flags += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(drafter), "--random-seed", "1"]
+    flags += ["--speculative-plugin", "specpilot", "--specpilot-overlay", str(HERE / "overlays/hashed")]
     env = {**STRICT, "OMP_NUM_THREADS": "1"}
-    with Server([*flags, "--tp", "2"], name="tp2", env=env, start_timeout_s=START_S) as server:
+    log = args.out.with_suffix(".log")
+    with Server([*flags, "--tp", "2"], name="tp2", env=env, log=log, start_timeout_s=START_S) as server:
 
         def one(i):
             dice = random.Random(i)
-            ids = [dice.randrange(3, 256) for _ in range(dice.choice((2, 17, 64, 65, 130)))]
+            ids = [dice.randrange(3, vocab) for _ in range(dice.choice((2, 17, 64, 65, 130)))]
             sampling = {"temperature": 0 if i % 3 else 0.8, "max_new_tokens": dice.randint(4, 24), "ignore_eos": True}
             return len(server.generate(input_ids=ids, sampling=sampling).output_ids)
 
         tokens = sum(run_all(one, range(args.requests), 12))
         hits = [rank["hits"] for rank in server.client.attestation()["ranks"]]
     found = {"requests": args.requests, "tokens": tokens, "ranks": hits}
+    found["tokens_a_step"] = tokens / max(1, hits[0]["tree_steps"])
     found["equal"] = len(hits) == 2 and hits[0]["accepted_checksum"] == hits[1]["accepted_checksum"] > 0
     args.out.write_text(json.dumps(found, indent=1))
 
@@ -179,6 +190,10 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--threads", type=int, nargs=4, default=[1, 3, 2, 1], help="accept: of ar, tree32, tree16, chain"
+    )
+    parser.add_argument("--shapes", type=Path, help="ranks: folder of shapes, to run on two GPUs")
     args = parser.parse_args()
     globals()[args.run](args)
 

@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,10 +130,23 @@ def with_selector(folder):
     return folder
 
 
+def with_markov_head(folder, from_anchor=True):
+    """Turn a DFlash drafter into a DSpark one with a seeded random Markov head of rank 8."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["DSparkDraftModel"], "markov_rank": 8, "markov_head_type": "vanilla"}
+    config |= {"enable_confidence_head": False, "sample_from_anchor": from_anchor}
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(5)
+    extra = {f"markov_head.markov_w{i}.weight": 0.3 * torch.randn(VOCAB, 8, generator=generator) for i in (1, 2)}
+    save_file(load_file(folder / "model.safetensors") | extra, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.mark.long
-def test_selector_trees_and_their_log_probabilities_are_those_of_plain_decoding(tmp_path):
-    """DFlash2's edges, budgets below the rows, eight requests at once that report log probabilities."""
-    target, drafter = write_hybrid(tmp_path / "target"), with_selector(write_drafter(tmp_path / "drafter"))
+@pytest.mark.parametrize("kind", [with_selector, with_markov_head, partial(with_markov_head, from_anchor=False)])
+def test_trees_over_pair_scores_and_their_log_probabilities_are_those_of_plain_decoding(tmp_path, kind):
+    """DFlash2's and DSpark's edges, budgets below the rows, eight requests at once that report log probabilities."""
+    target, drafter = write_hybrid(tmp_path / "target"), kind(write_drafter(tmp_path / "drafter"))
     overlay = tmp_path / "tree"
     overlay.mkdir()
     (overlay / "overlay.yaml").write_text("name: tree\ntree: {kind: best-first, budget: 13}\n")

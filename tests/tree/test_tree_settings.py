@@ -17,8 +17,8 @@ from specpilot_sglang.tree.widths import WidthPolicy
 WIDTH = "speculative_num_draft_tokens"
 
 
-def drafter(architecture="DFlashDraftModel", block=8, **section):
-    config = {"block_size": block, "dflash_config": {"mask_token_id": 1, **section}}
+def drafter(architecture="DFlashDraftModel", block=8, head=None, **section):
+    config = {"block_size": block, "dflash_config": {"mask_token_id": 1, **section}, "markov_head_type": head}
     return Checkpoint(architecture, config, config, "d/config.json")
 
 
@@ -109,6 +109,13 @@ def test_selector_drafters_have_trees_too():
     assert made == {WIDTH: 20}
 
 
+def test_dspark_drafters_have_trees_under_dflashs_worker_and_no_bounded_chains():
+    made = tree_arguments(overlay(kind="best-first", budget=20), drafter("Qwen3DSparkModel"), "cpu")
+    assert made == {"speculative_algorithm": "DFLASH", WIDTH: 20}
+    with pytest.raises(PluginError, match="for DFlash drafters"):
+        tree_arguments(overlay(kind="chain", budget=20), drafter("Qwen3DSparkModel"), "cpu")
+
+
 def on_gpu(monkeypatch):
     monkeypatch.setattr("specpilot_sglang.plugin.deployment.gpu_name", lambda device: "NVIDIA H200")
 
@@ -149,8 +156,8 @@ def test_drafter_is_asked_for_no_more_than_can_be_verified(settings, block):
     ("change", "words"),
     [
         ({"drafter": None}, "needs a drafter"),
-        ({"drafter": drafter("MiniMaxDFlash2DraftModel")}, "not for MiniMaxDFlash2DraftModel"),
-        ({"drafter": drafter("Qwen3DSparkModel")}, "not for Qwen3DSparkModel"),
+        ({"drafter": drafter("MiniMaxDFlash2DraftModel")}, "not over MiniMaxDFlash2DraftModel"),
+        ({"drafter": drafter("DSparkDraftModel", head="gated")}, "gated Markov head"),
         ({"drafter": drafter(projector_type="domino")}, "domino"),
     ],
 )
