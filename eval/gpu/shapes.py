@@ -97,6 +97,15 @@ QWEN3_8_27B_HALF_DFLASH2: dict[str, Any] = {
     **_HALF_DRAFTER,
     "dflash_config": {**QWEN3_8_27B_DFLASH2["dflash_config"], "target_layer_ids": _HALF_TAPS},
 }
+QWEN3_8_27B_HALF_DSPARK: dict[str, Any] = {
+    **QWEN3_8_27B_HALF_DFLASH,
+    "architectures": ["DSparkDraftModel"],
+    "block_size": 7,  # of a DSpark drafter: draft tokens, the committed one not counted
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": False,
+    "dflash_config": {**QWEN3_8_27B_HALF_DFLASH["dflash_config"], "block_size": 7},
+}
 
 # Same structure, small enough for a rehearsal without a GPU (4 layers, 3 of them Gated DeltaNet).
 TINY_TARGET: dict[str, Any] = {
@@ -141,6 +150,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.8-27b-half": QWEN3_8_27B_HALF,
     "qwen3.8-27b-half-dflash": QWEN3_8_27B_HALF_DFLASH,
     "qwen3.8-27b-half-dflash2": QWEN3_8_27B_HALF_DFLASH2,
+    "qwen3.8-27b-half-dspark": QWEN3_8_27B_HALF_DSPARK,
     "tiny-hybrid": TINY_TARGET,
     "tiny-hybrid-dflash2": TINY_DFLASH2,
 }
