@@ -33,8 +33,9 @@ class LocalExecutor:
         job.write()
         (job.folder / "result.json").unlink(missing_ok=True)
         with (job.folder / "job.log").open("ab") as log:
+            # -P: another copy of this package in the working folder must not do the judging.
             self._running[job.id] = subprocess.Popen(
-                [sys.executable, "-m", "specpilot_sglang.loop.executors.job", str(job.folder)],
+                [sys.executable, "-P", "-m", "specpilot_sglang.loop.executors.job", str(job.folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -56,7 +56,7 @@ class RayExecutor:
         job.write()
         (job.folder / "result.json").unlink(missing_ok=True)
         # `exec`: whoever ends the shell would leave the job running, beside the next attempt and in its way.
-        entry = f"exec {self._python} -m specpilot_sglang.loop.executors.job {shlex.quote(str(job.folder))}"
+        entry = f"exec {self._python} -P -m specpilot_sglang.loop.executors.job {shlex.quote(str(job.folder))}"
         self._client.submit_job(
             entrypoint=entry,
             submission_id=job.id,

@@ -58,6 +58,16 @@ def test_a_job_runs_once_for_each_id_and_leaves_a_result(tmp_path):
     assert job.id == a_job(tmp_path / "t").id != a_job(tmp_path / "t", attempt=2).id
 
 
+def test_a_copy_of_the_package_in_the_working_folder_does_not_do_the_judging(tmp_path, monkeypatch):
+    other = tmp_path / "here" / "specpilot_sglang"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemExit('the copy')\n")
+    monkeypatch.chdir(other.parent)
+    executor, job = LocalExecutor(), a_job(tmp_path / "t")
+    executor.submit(job)
+    assert finish(executor, job) is JobStatus.ENDED
+
+
 def test_a_job_that_is_killed_is_lost_and_one_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_S", "60")
     executor, job = LocalExecutor(), a_job(tmp_path / "t")
