@@ -4,14 +4,43 @@ Read by tests that would otherwise start a server for a handful of requests. Usa
 JSON file {"args": server arguments, "requests": [{"ids": [...], "sampling": {...}, "after": step, "abort": step,
 "follows": request}]};
 prints {"outputs": [[token, ...]], "verify_steps": [...], "cached": [...], "hits": {...}} as its last line.
+
+With "ranks" above 1 in the job, as many processes are started, each with a scheduler of its own rank that is given the
+same requests in the same steps; prints the list of what each printed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from array import array
 from pathlib import Path
+
+
+def all_ranks(job: dict) -> list[dict]:
+    clean = dict(os.environ)  # before the plugin tells future workers of this process what to do
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import PortArgs, prepare_server_args
+
+    server_args = prepare_server_args(job["args"])
+    server_args.resolve_once()
+    ports = dataclasses.asdict(PortArgs.init_new(server_args))
+    outs = []
+    for rank in range(job["ranks"]):
+        part = Path(tempfile.mkdtemp()) / "job.json"
+        part.write_text(json.dumps(job | {"ranks": 1, "rank": rank, "ports": ports}))
+        command = [sys.executable, __file__, str(part)]
+        outs.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean))
+    said = [process.communicate()[0] for process in outs]
+    if any(process.returncode for process in outs):
+        raise SystemExit("\n".join(text[-2000:] for text in said))
+    return [json.loads(text.strip().splitlines()[-1]) for text in said]
 
 
 def main(job: dict) -> dict:
@@ -27,9 +56,11 @@ def main(job: dict) -> dict:
     from sglang.srt.runtime_context import SpawnRanks, publish
 
     again()
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    configure_scheduler_process(server_args, 0)
-    scheduler = Scheduler(server_args, PortArgs.init_new(server_args))
+    rank = job.get("rank", 0)
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
+    configure_scheduler_process(server_args, rank)
+    ports = PortArgs(**job["ports"]) if "ports" in job else PortArgs.init_new(server_args)
+    scheduler = Scheduler(server_args, ports)
     return _serve(scheduler, job["requests"])
 
 
@@ -109,5 +140,6 @@ def _request(rid: str, wanted: dict, scheduler):
 
 
 if __name__ == "__main__":
-    result = main(json.loads(Path(sys.argv[1]).read_text()))
+    wanted = json.loads(Path(sys.argv[1]).read_text())
+    result = all_ranks(wanted) if wanted.get("ranks", 1) > 1 else main(wanted)
     print("\n" + json.dumps(result), flush=True)
