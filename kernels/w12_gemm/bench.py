@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as functional
 
+from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm import gemv, wide
 from specpilot_sglang.kernels.w12_gemm.launch import prepare, w12_gemm
 from specpilot_sglang.kernels.w12_gemm.linear import _by_slices, decode_weight, prepare_layer, w12_linear
@@ -98,6 +99,20 @@ def copies_of(stream_bytes: int) -> int:
     return max(2, -(-ROTATED // stream_bytes))
 
 
+def check_cold(candidate: Candidate, cache_bytes: int) -> None:
+    """Refuse to time a candidate whose weights a cache could hold from one round to the next.
+
+    Raises:
+        W12Error: all copies together do not exceed twice the cache.
+    """
+    read = candidate.copies * candidate.stream_bytes
+    if read <= 2 * cache_bytes:
+        raise W12Error(
+            f"{candidate.name} would be timed on {read} bytes of weights, the L2 cache holds {cache_bytes}",
+            fix="raise bench.ROTATED",
+        )
+
+
 def copy_ceiling() -> float:
     """Return terabytes a second of a large device-to-device copy, bytes read plus bytes written."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
@@ -166,6 +181,8 @@ def time_candidates(candidates: Sequence[Candidate], n: int, k: int, tokens: int
     """Capture each candidate into a graph and replay the graphs in turn."""
     stream = torch.cuda.Stream()
     graphs, launches = [], []
+    for c in candidates:
+        check_cold(c, torch.cuda.get_device_properties().L2_cache_size)
     with torch.cuda.stream(stream):
         for c in candidates:
             c.call(0)

@@ -12,6 +12,7 @@ from specpilot_sglang.kernels.w12_gemm.build import GEMM, architecture, gemm_opt
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight
 from specpilot_sglang.kernels.w12_gemm.tiling import (
     MAX_TOKENS,
+    UNIT_BYTES,
     UNIT_COLUMNS,
     Decoder,
     Tiling,
@@ -21,6 +22,8 @@ from specpilot_sglang.kernels.w12_gemm.tiling import (
 
 #: Token eights that have a kernel; a call takes the smallest that holds its tokens.
 TOKEN_EIGHTS = (1, 2, 4, 8)
+#: Bytes of a CTA's weights that are called into L2 while the kernel before it ends, and most chunks of them.
+AHEAD, MOST_AHEAD = 48 << 10, 16
 
 
 class _Params(ctypes.Structure):
@@ -28,9 +31,10 @@ class _Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "escape", "list", "base", "y", "partial", "counter")),
+        *((name, ctypes.c_void_p) for name in ("mark", "mark_before")),
         ("y_stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("tokens", "rows", "ctas", "chunks", "share", "extra")),
-        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger")),
+        *((name, ctypes.c_int) for name in ("stages", "list_bytes", "linger", "ahead")),
     )
 
 
@@ -45,10 +49,15 @@ class Variant:
 
 @dataclass
 class Workspace:
-    """Partial tiles and arrival counters of one (device, stream); launches on one stream follow each other."""
+    """Partial tiles and arrival counters of one (device, stream); launches on one stream follow each other.
+
+    `marks` are two words that launches use in turn, `turn` the next one's.
+    """
 
     partial: torch.Tensor
     counter: torch.Tensor
+    marks: torch.Tensor
+    turn: int = 0
 
 
 @dataclass
@@ -119,20 +128,28 @@ def w12_gemm(
     if tokens == 0 or weight.n == 0:
         return y
     eights = token_eights(tokens)
-    variant = _variant(weight, decoder, eights)
-    space, tiling = _workspace(weight, eights), weight.tiling
-    words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
-    pointers = (weight.a, weight.b, words, lists, weight.base, y, space.partial, space.counter)
-    ctas, chunks = _ctas(weight), tiling.chunks(weight.k)
-    share = divmod(tiling.tiles(weight.n) * chunks, ctas)
-    numbers = (tokens, weight.n, ctas, chunks, *share, variant.stages, 4 * lists.numel(), weight.linger_ns)
-    params = _Params(*(t.data_ptr() for t in pointers), y.stride(0), *numbers)
+    variant, ctas = _variant(weight, decoder, eights), _ctas(weight)
+    params = _params(weight, y, decoder, variant.stages, ctas)
     tensor_map = driver.describe(x, 8 * eights, UNIT_COLUMNS)
     addresses = [ctypes.addressof(params), int(tensor_map.getPtr())]
     if overlap:  # see linger() in w12_gemm.cu
         ctas = max(ctas, torch.cuda.get_device_properties(x.device).multi_processor_count)
     driver.launch(variant.function, ctas, variant.threads, addresses, x.device, overlap=overlap)
     return y
+
+
+def _params(weight: PackedWeight, y: torch.Tensor, decoder: Decoder, stages: int, ctas: int) -> _Params:
+    tiling, space = weight.tiling, _workspace(weight, token_eights(y.shape[0]))
+    nested = decoder == Decoder.NESTED8
+    words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
+    tensors = (weight.a, weight.b, words, lists, weight.base, y, space.partial, space.counter)
+    marks = (space.marks.data_ptr() + 4 * space.turn, space.marks.data_ptr() + 4 * (1 - space.turn))
+    space.turn = 1 - space.turn
+    pointers = (*(t.data_ptr() for t in tensors), *marks)
+    chunks = tiling.chunks(weight.k)
+    numbers = (*y.shape, ctas, chunks, *divmod(tiling.tiles(weight.n) * chunks, ctas), stages, 4 * lists.numel())
+    ahead = min(MOST_AHEAD, AHEAD // (tiling.rows * tiling.wk * UNIT_BYTES[decoder]))
+    return _Params(*pointers, y.stride(0), *numbers, weight.linger_ns, ahead)
 
 
 def _check_input(x: torch.Tensor, weight: PackedWeight, decoder: Decoder) -> None:
@@ -182,7 +199,8 @@ def _workspace(weight: PackedWeight, eights: int) -> Workspace:
             _STATE.outgrown.append(space)
             floats, counters = max(floats, space.partial.numel()), max(counters, space.counter.numel())
         partial = torch.empty(floats, dtype=torch.float32, device=device)
-        space = Workspace(partial, torch.zeros(counters, dtype=torch.int32, device=device))
+        marks = torch.zeros(2, dtype=torch.int32, device=device)
+        space = Workspace(partial, torch.zeros(counters, dtype=torch.int32, device=device), marks)
         _STATE.workspaces[key] = space
     return space
 

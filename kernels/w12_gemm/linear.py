@@ -22,8 +22,8 @@ from specpilot_sglang.w12.codec_torch import W12Tensor
 
 #: Warps of a CTA of the decode kernel, and its CTAs on a multiprocessor.
 _WARPS, _CTAS_PER_SM = 8, 4
-#: Bytes of BF16 decoded at a time.
-SLICE = 1 << 28
+#: Bytes of BF16 decoded at a time: one slice for every layer of a 27B model but its LM head.
+SLICE = 3 << 27
 
 
 class _Params(ctypes.Structure):
@@ -31,8 +31,7 @@ class _Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "escape", "list", "base", "out")),
-        ("units", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("rows", "columns", "chunks", "row_units", "wk")),
+        *((name, ctypes.c_int) for name in ("rows", "columns", "items", "groups", "chunks", "row_units", "wk")),
     )
 
 
@@ -192,7 +191,8 @@ def _launch_decode(weight: PackedWeight, decoder: Decoder, begin: int, end: int,
     nested, chunks = decoder == Decoder.NESTED8, tiling.chunks(weight.k)
     words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
     per_chunk, first_chunk = tiling.rows * tiling.wk, begin // tiling.tile_rows * chunks
-    first, units = first_chunk * per_chunk, -(-(end - begin) // tiling.tile_rows) * chunks * per_chunk
+    first, groups = first_chunk * per_chunk, -(-weight.k // (UNIT_COLUMNS * _WARPS))
+    items = -(-(end - begin) // tiling.tile_rows) * tiling.rows * groups
     pointers = (
         weight.a.data_ptr() + 1024 * first,
         weight.b.data_ptr() + 512 * first,
@@ -201,9 +201,9 @@ def _launch_decode(weight: PackedWeight, decoder: Decoder, begin: int, end: int,
         weight.base.data_ptr() + begin,
         out.data_ptr(),
     )
-    params = _Params(*pointers, units, end - begin, weight.k, chunks, tiling.rows, tiling.wk)
+    params = _Params(*pointers, end - begin, weight.k, items, groups, chunks, tiling.rows, tiling.wk)
     ctas = _CTAS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
-    ctas = min(ctas, -(-units // _WARPS))
+    ctas = min(ctas, items)
     driver.launch(_function(device, decoder), ctas, 32 * _WARPS, [ctypes.addressof(params)], device)
 
 

@@ -29,6 +29,10 @@ class Decoder(IntEnum):
     W12_ZERO = 3
 
 
+#: Bytes of a unit's planes.
+UNIT_BYTES = {Decoder.BF16: 2048, Decoder.W12: 1536, Decoder.NESTED8: 1024, Decoder.W12_ZERO: 1536}
+
+
 @dataclass(frozen=True)
 class Tiling:
     """Shape of a tile, and how many CTAs share the work.

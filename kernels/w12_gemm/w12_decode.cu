@@ -1,6 +1,7 @@
-// A packed weight back to row-major BF16 [N, K], for calls with many tokens: decode, then the library's GEMM. A warp
-// decodes unit after unit with the functions of the GEMM, the next unit's loads in flight meanwhile, and turns
-// fragments into rows through shared memory. Compile-time parameter: DECODER (W12, W12_ZERO or NESTED8).
+// A packed weight back to row-major BF16 [N, K], for calls with many tokens: decode, then the library's GEMM. The warps
+// of a CTA decode units side by side along K with the functions of the GEMM, so that it writes whole kilobytes of a row,
+// the next units' loads in flight meanwhile, and turn fragments into rows through shared memory.
+// Compile-time parameter: DECODER (W12, W12_ZERO or NESTED8).
 #include "decode.cuh"
 #include "ptx.cuh"
 
@@ -11,9 +12,9 @@ struct DecodeParams {
   const u32* list;
   const u8* base;
   u16* out;  // [rows, columns], contiguous
-  long long units;
   int rows, columns;
-  u32 chunks, row_units, wk;  // chunks along K, units of a tile along N, units of a chunk along K
+  u32 items, groups;          // rows of units times `groups`, each kWarps units along K
+  u32 chunks, row_units, wk;  // chunks along K, units of a tile along N, units of a chunk along K (a power of two)
 };
 
 constexpr int kWarps = 8;
@@ -21,18 +22,23 @@ constexpr int kWarps = 8;
 struct Unit {
   uint4 q[2], low;
   u32 word, base[2];
-  long long row, column;
+  u32 row, column;  // its first ones
 };
 
-__device__ __forceinline__ void load_unit(const DecodeParams& p, long long unit, u32 lane, Unit& w) {
-  const u32 in_chunk = p.row_units * p.wk, within = static_cast<u32>(unit % in_chunk);
-  const u32 chunk = static_cast<u32>(unit / in_chunk);
-  w.row = static_cast<long long>(chunk / p.chunks * p.row_units + within / p.wk) * 16;
-  w.column = (chunk % p.chunks * p.wk + within % p.wk) * 64;
+// Loads this warp's unit of an item; a unit past the end of K is the last one, and is not stored.
+__device__ __forceinline__ void load_unit(const DecodeParams& p, u32 item, u32 warp, u32 lane, Unit& w) {
+  const u32 unit_row = item / p.groups, along = (item - unit_row * p.groups) * kWarps + warp;
+  const u32 tile = unit_row / p.row_units, log_wk = __ffs(p.wk) - 1, last = (p.chunks << log_wk) - 1;
+  const u32 k = along < last ? along : last;
+  const u32 chunk = tile * p.chunks + (k >> log_wk);
+  const u32 within = ((unit_row - tile * p.row_units) << log_wk) + (k & (p.wk - 1));
+  const u32 in_chunk = p.row_units << log_wk;
+  const size_t unit = static_cast<size_t>(chunk) * in_chunk + within;
+  w.row = unit_row * 16, w.column = along * 64;
   w.q[0] = __ldcs(p.a + unit * 64 + lane);
   w.q[1] = __ldcs(p.a + unit * 64 + 32 + lane);
   if (DECODER != w12::kNested8) w.low = __ldcs(p.b + unit * 32 + lane);
-  w.word = __ldg(p.escape + chunk * ((in_chunk + 3) / 4 * 4) + within);
+  w.word = __ldg(p.escape + static_cast<size_t>(chunk) * ((in_chunk + 3) / 4 * 4) + within);
   w.base[0] = __ldg(p.base + w.row + (lane >> 2));
   w.base[1] = __ldg(p.base + w.row + (lane >> 2) + 8);
 }
@@ -51,12 +57,13 @@ __device__ __forceinline__ void store_unit(const DecodeParams& p, const Unit& w,
   for (u32 step = 0; step < 4; ++step)
     ptx::stmatrix(tile + row * 128 + ((2 * step + piece) ^ (row & 7)) * 16, v + 4 * step);
   __syncwarp();
+  uint4* out = reinterpret_cast<uint4*>(p.out + static_cast<size_t>(w.row) * p.columns + w.column);
+  const u32 rows = p.rows, left = w.column < static_cast<u32>(p.columns) && w.row < rows ? rows - w.row : 0;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) {
     const u32 r = 4 * i + (lane >> 3), c = lane & 7;
     const uint4 part = ptx::lds128(tile + r * 128 + (c ^ (r & 7)) * 16);
-    if (w.row + r < p.rows)
-      *reinterpret_cast<uint4*>(p.out + (w.row + r) * p.columns + w.column + 8 * c) = part;
+    if (r < left) out[r * (p.columns / 8) + c] = part;
   }
   __syncwarp();
 }
@@ -65,13 +72,11 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps) w12_decode(const __gri
   __shared__ __align__(128) u8 tiles[kWarps * 2048];
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const u32 tile = ptx::smem_address(tiles) + warp * 2048;
-  const long long step = static_cast<long long>(gridDim.x) * kWarps;
-  long long unit = static_cast<long long>(blockIdx.x) * kWarps + warp;
-  if (unit >= p.units) return;
+  u32 item = blockIdx.x;
   Unit now, next;
-  load_unit(p, unit, lane, now);
-  for (; unit + step < p.units; unit += step, now = next) {
-    load_unit(p, unit + step, lane, next);
+  load_unit(p, item, warp, lane, now);
+  for (; item + gridDim.x < p.items; item += gridDim.x, now = next) {
+    load_unit(p, item + gridDim.x, warp, lane, next);
     store_unit(p, now, tile, lane);
   }
   store_unit(p, now, tile, lane);

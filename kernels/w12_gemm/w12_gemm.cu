@@ -34,6 +34,9 @@ constexpr u32 kStageBytes = kOffsetE + kBytesE;                    // bytes that
 constexpr int kReduce = (WK - 1) * WN * NT * 512;
 // Row units that wgmma multiplies, in whole warpgroups; with one warp along K, the up to three left over go by mma.
 constexpr int kByWgmma = !WGMMA ? 0 : WN == ROWS ? ROWS / 4 * 4 : WN;
+// Where it was measured to gain: with more tokens it costs registers, and with one CTA a multiprocessor, whose weights others
+// would have to call, it took longer (docs/measured.md).
+constexpr bool kLooksAhead = NT == 1 && PARTS > 1;
 static_assert(WN == ROWS || (WGMMA && WN % 4 == 0 && WN > ROWS && WN < ROWS + 4), "one warp for each row unit of a tile");
 static_assert(!WGMMA || kByWgmma == WN || WK == 1, "warpgroups are four warps in a row");
 
@@ -46,11 +49,14 @@ struct Params {
   u16* y;             // [M, N], rows `y_stride` elements apart
   float* partial;     // [2 * CTAs, kTileRows * 8 * NT]
   u32* counter;       // [tiles * ROWS], zero; zero again at the end
+  u32* mark;          // set when this launch asks for its last weights (see look_ahead)
+  u32* mark_before;   // that of the launch before it
   long long y_stride;
   int tokens, rows;  // M, N
   u32 ctas;                  // CTAs with work
   u32 chunks, share, extra;  // chunks along K, of a CTA, CTAs with one chunk more
   u32 stages, list_bytes, linger;
+  u32 ahead;  // chunks of a CTA that are called into L2, at most 16
 };
 
 // x [M, K] as the copy engine sees it: boxes of 8 * NT tokens x 64 columns, missing tokens read as 0.
@@ -152,9 +158,36 @@ __device__ __forceinline__ void prefetch_side(const Params& p, const Share& shar
     ptx::prefetch_l2(reinterpret_cast<const u8*>(p.list) + at);
 }
 
+// Calls chunk `i` of a share into L2; even lanes its plane A, odd ones its plane B.
+__device__ __forceinline__ void call(const Params& p, const Share& share, u32 i) {
+  const u32 after = share.shift + i;
+  const size_t position = share.begin + (after < share.count ? after : after - share.count);
+  if ((threadIdx.x & 1) == 0)
+    ptx::bulk_prefetch(p.a + position * kBytesA, kBytesA);
+  else if (kBytesB)
+    ptx::bulk_prefetch(p.b + position * kBytesB, kBytesB);
+}
+
+// One warp, before it waits for the previous kernel. This CTA's ring is full by then and the copy engine idle, and so is
+// memory from the previous kernel's last bytes until this kernel's first stage falls free: for its last products, its
+// end, and x's way here. So as soon as the previous launch marks that it has asked for its last weights, the next
+// chunks are called into L2. This ends at the latest when x has come, and is about time only: a mark that is missing or
+// old changes no result.
+__device__ __forceinline__ void look_ahead(const Params& p, const Share& share, const Stages& ring) {
+  if (p.ahead == 0) return;
+  for (u32 marked = 0; !marked;) {
+    marked = ptx::load_relaxed(p.mark_before);  // its value arrives during the following tests
+    for (int i = 0; i < 16; ++i)
+      if (ptx::mbarrier_test(ring.full, 0)) return;
+  }
+  const u32 chunk = (threadIdx.x & 31) >> 1;
+  if (chunk < p.ahead && p.stages + chunk < share.count) call(p, share, p.stages + chunk);
+}
+
 // One thread: x of the first stages, then weights and x of all others as stages fall free.
 __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, const Share& share, u32 first,
                                         const Stages& ring) {
+  if (kLooksAhead && blockIdx.x == 0) *p.mark_before = 0;  // the previous kernel has ended
   Cursor at(share, p.chunks);
   for (u32 s = 0; s < first; ++s, at.next(share, p.chunks))
     load_x(x, at.column, ring.data + s * kStage, ring.full + 8 * s);
@@ -167,6 +200,7 @@ __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, con
     load_x(x, at.column, r.data, r.full);
     r.next(ring);
   }
+  if (kLooksAhead && blockIdx.x == 0) ptx::store_relaxed(p.mark, 1);
 }
 
 // Where a warp reads, as offsets in a stage.
@@ -354,7 +388,13 @@ __device__ __forceinline__ void consume(const Params& p, const Share& share, con
     float acc[NT][4];
 #pragma unroll
     for (int j = 0; j < NT * 4; ++j) acc[j / 4][j % 4] = 0.0f;
-    if (left == share.count) ptx::wait_for_previous_kernel();
+    if (left == share.count) {
+      if (kLooksAhead) {
+        if (warp == 0) look_ahead(p, share, ring);
+        __syncwarp();
+      }
+      ptx::wait_for_previous_kernel();
+    }
 #if WGMMA
     if (wn < kByWgmma)
       multiply_chunks_wgmma(p, to - from, at, base, ring, r, acc);

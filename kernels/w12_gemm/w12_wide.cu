@@ -61,6 +61,7 @@ __device__ __forceinline__ u32 run(u32 first, u32 lane) {
 // Four warps: each has every fourth lane's copies, because a warp issues them one after the other.
 __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, Ring ring) {
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+  if (warp == 3) ptx::wait_for_previous_kernel();  // it loads x; no kernel writes weights
   Walk walk(p, blockIdx.x);
   Segment s;
   u32 filled = 0;
@@ -227,6 +228,7 @@ __device__ __forceinline__ void consume(const Params& p, const TensorMap& y, u32
   if (!walk.next(p, s)) return;
   Place place(p, s.tile);
   Source source(p, place.row, warp, lane, s.from);
+  ptx::wait_for_previous_kernel();
   for (bool more = true; more;) {
     float acc[kAcc];
 #pragma unroll
@@ -252,6 +254,7 @@ __device__ __forceinline__ void consume(const Params& p, const TensorMap& y, u32
 extern "C" __global__ void __launch_bounds__(kConsumers + 128, 1)
     w12_wide(const __grid_constant__ Params p, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y) {
   extern __shared__ __align__(1024) u8 smem[];
+  ptx::let_next_kernel_start();
   const u32 data = once(ptx::smem_address(smem)), out = data + STAGES * kStage, bars = out + 2 * kOut;
   if (threadIdx.x == 0) {
     for (u32 i = 0; i < STAGES; ++i) {

@@ -22,6 +22,11 @@ TILE_ROWS, _HALF, _THREADS, _SHARED = 128, 128, 384, 232448
 MOST_TOKENS, SMALLEST = 4096, 30_000_000
 #: Columns, in units of 64, that a worker gets at least.
 _MIN_COLUMNS = 8
+#: Columns that a worker multiplies in the time it takes to leave and to add parts of tiles, and most waves of whole
+#: tiles that are dealt out instead: in more of them it pays that workers are in different places of their tiles.
+SHARING, MOST_WAVES = 16, 4
+#: Most tokens, and waves of tiles, of a launch that begins while the previous one ends; larger ones lose by it.
+_OVERLAPPED_TOKENS, _OVERLAPPED_WAVES = 512, 2
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,12 @@ class Work:
 def deal(tiles: int, columns: int, workers: int) -> Work:
     """Deal out tiles of `columns` units each.
 
-    Waves of one whole tile a worker, as long as at least one more wave follows; the rest in equal shares, unless it is
-    a whole wave.
+    Whole tiles only, in equal waves, where that takes no longer than sharing tiles would. Otherwise waves of one whole
+    tile a worker, as long as at least one more wave follows; the rest in equal shares.
     """
-    if tiles % workers == 0:
-        return Work(workers, 0, 0, 0)
+    waves = -(-tiles // workers)
+    if tiles % workers == 0 or (waves <= MOST_WAVES and waves * columns <= tiles * columns // workers + SHARING):
+        return Work(-(-tiles // waves), 0, 0, 0)
     shared = tiles - max(0, tiles // workers - 1) * workers
     if tiles < workers:
         workers = max(1, min(workers, tiles * columns // _MIN_COLUMNS))
@@ -126,6 +132,7 @@ def w12_wide(
     *,
     nested: bool = False,
     shape: Shape | None = None,
+    overlap: bool | None = None,
 ) -> torch.Tensor:
     """Write `x @ weight.T` into `out` and return it.
 
@@ -135,6 +142,8 @@ def w12_wide(
         out: [M, N] bfloat16, as `x`.
         nested: read plane A only.
         shape: variant, by the number of tokens if not given.
+        overlap: let workers start, and read weights, while the previous kernel ends (programmatic dependent launch);
+            by the size of the product if not given.
 
     Raises:
         KernelBuildError: the call would compile or allocate inside a CUDA graph capture, or CUDA reports an error.
@@ -148,6 +157,8 @@ def w12_wide(
     columns, units = weight.k // UNIT_COLUMNS, tiling.tiles(weight.n) * tiling.rows
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     work = deal(row_tiles * token_tiles, columns, multiprocessors)
+    if overlap is None:
+        overlap = tokens <= _OVERLAPPED_TOKENS and row_tiles * token_tiles <= _OVERLAPPED_WAVES * multiprocessors
     pointers = (weight.a, weight.b, words, lists, weight.base, partial, ready)
     layout = (tiling.rows, tiling.wk.bit_length() - 1, tiling.chunks(weight.k), tiling.words)
     params = _Params(
@@ -157,7 +168,7 @@ def w12_wide(
     map_x = driver.describe(x, _HALF, UNIT_COLUMNS)
     map_y = driver.describe(out, _HALF, 4 * UNIT_ROWS)
     addresses = [ctypes.addressof(params), int(map_x.getPtr()), int(map_y.getPtr())]
-    driver.launch(function, work.workers, _THREADS, addresses, x.device)
+    driver.launch(function, work.workers, _THREADS, addresses, x.device, overlap=overlap)
     return out
 
 

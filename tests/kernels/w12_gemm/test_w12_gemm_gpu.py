@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -41,6 +42,10 @@ SHAPES = [(128, 512), (96, 5120), (65, 1024), (1000, 2048), (1536, 1536), (5120,
 @pytest.fixture(params=TILINGS or DEFAULT, ids=lambda t: f"{t.rows}.{t.wk}.{t.ctas}.{t.wgmma}")
 def tiling(request) -> Tiling:
     return request.param
+
+
+#: Streams that `settle` waits for.
+STREAMS: list[torch.cuda.Stream] = []
 
 
 def calls(x: torch.Tensor, weight: PackedWeight, **options) -> torch.Tensor:
@@ -118,6 +123,19 @@ def test_every_finite_pattern_is_decoded_exactly(base, tiling) -> None:
         got = w12_gemm(x, packed)
         assert torch.equal(bits(got), bits(w12_gemm(x, plain)))
         assert torch.equal(got, weight[:, begin : begin + 64].T)
+
+
+@pytest.mark.parametrize("rows", [8, 24, 32, 48, 65])
+@pytest.mark.parametrize("tokens", [1, 16, 64])
+def test_b9_few_rows_equal_the_reference(rows, tokens, tiling) -> None:
+    weight = with_escapes(rows, 1024)
+    weight[weight.abs() > 100] = 7.0  # rows whose sums a double can be compared with
+    x, encoded = gaussian(tokens, 1024, 1.0), encode(weight)
+    out = torch.full((tokens, rows), float("nan"), device="cuda", dtype=torch.bfloat16)
+    w12_gemm(x, pack(encoded, tiling), out=out)
+    want = w12_gemm_ref(x.double(), encoded, accumulate=torch.float64)
+    assert float((out.double() - want).norm() / want.norm()) < 2.5e-3
+    assert torch.equal(bits(out), bits(w12_gemm(x, pack_bf16(weight, tiling))))
 
 
 @pytest.mark.parametrize("shape", [(256, 512), (1000, 2048), (5120, 6144)])
@@ -218,10 +236,24 @@ def test_heavy_escapes_are_exact(tiling) -> None:
         assert torch.equal(bits(w12_gemm(x[:tokens], packed)), bits(w12_gemm(x[:tokens], plain)))
 
 
+def settle(seconds: float = 60.0) -> None:
+    """Wait for the GPU, but not for ever: launches that wait for each other would never end."""
+    done = torch.cuda.Event()
+    for stream in (torch.cuda.current_stream(), *STREAMS):
+        torch.cuda.current_stream().wait_stream(stream)
+    done.record()
+    limit = time.monotonic() + seconds
+    while not done.query():
+        if time.monotonic() > limit:
+            os._exit(3)  # the context is lost: no call would return
+        time.sleep(0.01)
+
+
 def test_two_streams(tiling) -> None:
     x, packed = gaussian(16, 2048, 1.0), pack(encode(gaussian(1000, 2048)), tiling)
     want = w12_gemm(x, packed)
     streams = [torch.cuda.Stream() for _ in range(2)]
+    STREAMS[:] = streams
     outs = []
     for stream in streams:
         with torch.cuda.stream(stream):
@@ -232,7 +264,7 @@ def test_two_streams(tiling) -> None:
         for stream, out in zip(streams, outs, strict=True):
             with torch.cuda.stream(stream):
                 w12_gemm(x, packed, out=out[turn % 8])
-    torch.cuda.synchronize()
+    settle()
     assert all(torch.equal(bits(y), bits(want)) for out in outs for y in out)
 
 
@@ -262,6 +294,60 @@ def test_capture_without_prepare_is_refused(tiling) -> None:
     with pytest.raises(KernelBuildError, match="prepare"), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
         w12_gemm(x, packed)
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16, 64])
+def test_chunks_called_ahead_change_no_bit(tokens, tiling, monkeypatch) -> None:
+    x = gaussian(tokens, 2048, 1.0)
+    weights = [pack(encode(gaussian(5120, 2048, seed=seed)), tiling) for seed in range(3)]
+    stream, results = torch.cuda.Stream(), []
+    with torch.cuda.stream(stream):
+        for ahead in (0, 64 << 10, 1 << 20):
+            monkeypatch.setattr(launch, "AHEAD", ahead)
+            results.append([w12_gemm(x, weights[i % 3]) for i in range(40)])
+        (space,) = [s for (_, key), s in launch._STATE.workspaces.items() if key == stream.cuda_stream]
+        marks = [0, 0]
+        if tokens <= 8:
+            marks[1 - space.turn] = 1  # the last launch's mark stands, the one before it is cleared
+        assert space.marks.tolist() == marks
+        for value in (0, 1):  # marks that are missing or old
+            space.marks.fill_(value)
+            results.append([w12_gemm(x, weights[i % 3]) for i in range(3)])
+    torch.cuda.synchronize()
+    first = results[0][:3]
+    assert all(torch.equal(bits(y), bits(first[i % 3])) for row in results for i, y in enumerate(row))
+
+
+def test_an_overlapping_launch_waits_for_its_input(tiling) -> None:
+    packed, start = pack(encode(gaussian(2048, 2048, 0.022)), tiling), gaussian(16, 2048, 1.0)
+    results = []
+    for overlap in (False, True, True):
+        x = start
+        for _ in range(50):
+            x = w12_gemm(x, packed, overlap=overlap)
+        results.append(x)
+    assert torch.isfinite(results[0]).all()
+    assert float(results[0].abs().max()) > 0
+    assert all(torch.equal(bits(results[0]), bits(x)) for x in results[1:])
+
+
+def test_b17_a_failed_allocation_is_raised_and_harms_nothing() -> None:
+    x, packed = gaussian(64, 1024, 1.0), pack(encode(gaussian(8448, 1024)), Tiling(16))
+    out = w12_gemm(x, packed)
+    want, stream = out.clone(), torch.cuda.Stream()
+    launch._STATE.workspaces.pop((torch.cuda.current_device(), stream.cuda_stream), None)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction(1e-5)
+        with torch.cuda.stream(stream), pytest.raises(torch.OutOfMemoryError):
+            w12_gemm(x, packed, out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    with torch.cuda.stream(stream):
+        w12_gemm(x, packed, out=out.fill_(float("nan")))
+    torch.cuda.synchronize()
+    assert torch.equal(bits(out), bits(want))
 
 
 def test_row_slices_and_strided_out(tiling) -> None:

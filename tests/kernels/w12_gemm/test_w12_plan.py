@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from specpilot_sglang.errors import W12Error
+from specpilot_sglang.kernels.w12_gemm import linear
 from specpilot_sglang.kernels.w12_gemm.bench import SHAPES
 from specpilot_sglang.kernels.w12_gemm.plan import choose
 from specpilot_sglang.kernels.w12_gemm.tiling import Decoder, Tiling, fitting_shared, grid, shared_memory
@@ -88,6 +90,17 @@ def test_the_chosen_tiling_takes_every_served_shape(shape) -> None:
     for decoder in (Decoder.W12, Decoder.W12_ZERO, Decoder.NESTED8):
         for eights in (1, 2, 4, 8):
             assert fitting_shared(tiling, decoder, eights, 233472 - 2048, 232448).stages >= 2
+
+
+@pytest.mark.parametrize(("k", "served"), [(7392, False), (10944, True), (2880, True), (100, False), (64, True)])
+def test_b8_a_width_is_either_served_or_named_before_anything_is_packed(k, served, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    why = linear.unsupported(4096, k, torch.device("cuda", 0))
+    assert why == ("" if served else f"K is {k}, not a multiple of 64")
+    if served:
+        tiling = choose(4096, k)
+        assert k % tiling.chunk_columns == 0
+        assert grid(tiling, 4096, k, 132) >= 1
 
 
 @pytest.mark.parametrize("shape", [(14336, 5120), (34816, 5120), (16384, 5120), (24576, 4096)])

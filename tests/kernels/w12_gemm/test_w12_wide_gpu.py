@@ -114,6 +114,20 @@ def test_two_streams_and_a_poisoned_workspace_under_a_graph(shape) -> None:
     assert all(torch.equal(bits(out), bits(want)) for out in outs)
 
 
+@pytest.mark.parametrize("size", [(2048, 2048), (5120, 5120)])
+def test_an_overlapping_launch_waits_for_its_input(size, shape) -> None:
+    packed, start = pack(encode(gaussian(*size, size[1] ** -0.5)), Tiling(4, 4)), gaussian(300, size[1], 1.0)
+    results = []
+    for overlap in (False, True, True):
+        x = start
+        for _ in range(30):
+            x = w12_wide(x, packed, torch.empty_like(x), shape=shape, overlap=overlap)
+        results.append(x)
+    assert torch.isfinite(results[0]).all()
+    assert float(results[0].abs().max()) > 0
+    assert all(torch.equal(bits(results[0]), bits(x)) for x in results[1:])
+
+
 def test_row_slices_and_strided_out(shape) -> None:
     packed = pack(encode(gaussian(200, 1024)), Tiling(7, 2, 128))
     wide_x, out = gaussian(150, 2048, 1.0), empty(150, 304).fill_(7.0)

@@ -1,0 +1,28 @@
+"""The benchmark times cold weights only."""
+
+from __future__ import annotations
+
+import pytest
+
+from specpilot_sglang.errors import W12Error
+from specpilot_sglang.kernels.w12_gemm.bench import SHAPES, Candidate, check_cold, copies_of
+
+#: L2 of an H200, bytes.
+L2 = 60 << 20
+
+
+def candidate(stream_bytes: int, copies: int) -> Candidate:
+    return Candidate("linear", lambda i: i, copies, stream_bytes)
+
+
+def test_b15_weights_that_a_cache_could_hold_are_not_timed() -> None:
+    with pytest.raises(W12Error, match="L2 cache holds"):
+        check_cold(candidate(30 << 20, 4), L2)
+    check_cold(candidate(30 << 20, 5), L2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bits", [16, 12, 8])
+def test_b15_copies_of_every_shape_exceed_twice_the_cache(shape, bits) -> None:
+    size = shape[0] * shape[1] * bits // 8
+    check_cold(candidate(size, copies_of(size)), L2)
