@@ -16,6 +16,7 @@ class Parameter(BaseModel):
         key: path in `overlay.yaml`, such as `server_args.page_size`; `patches.0` is whether the patch stays.
         choices: values to try; None leaves the key out.
         predicted: choice, as JSON text -> gain that the cost model predicts over the incumbent.
+        sets: choice, as JSON text -> other keys that must change with it, or the overlay would contradict itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -23,6 +24,7 @@ class Parameter(BaseModel):
     key: str
     choices: tuple[Choice, ...]
     predicted: dict[str, float] = Field(default_factory=dict)
+    sets: dict[str, dict[str, Choice]] = Field(default_factory=dict)
 
 
 class Direction(BaseModel):

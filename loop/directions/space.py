@@ -25,8 +25,10 @@ def parameters(overlay: Overlay, *, block: int, gpu: bool, table: CostTable | No
         table: for predictions; None without one.
     """
     widths = sorted({n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= block} | {block})
+    block_size = Parameter(key=BLOCK, choices=tuple(widths), predicted=_block_gains(overlay, widths, table))
+    bounded = overlay.tree.budget is not None or overlay.tree.max_depth is not None
     found = {
-        "block-size": [Parameter(key=BLOCK, choices=tuple(widths), predicted=_block_gains(overlay, widths, table))],
+        "block-size": [] if bounded else [block_size],  # a tree's bounds give the width, and both may not be set
         "scheduling": [
             Parameter(key="server_args.disable_overlap_schedule", choices=(None, True)),
             Parameter(key="server_args.num_continuous_decode_steps", choices=(None, 2, 4)),
@@ -58,10 +60,15 @@ def value_of(overlay: Overlay, key: str, base: Overlay | None = None) -> Choice:
 
 
 def _mechanisms(block: int) -> dict[str, list[Parameter]]:
+    budgets = (2 * block, 4 * block)
     return {
         "tree": [
-            Parameter(key="tree.kind", choices=("chain", "best-first")),
-            Parameter(key="tree.budget", choices=(None, 2 * block, 4 * block)),
+            Parameter(
+                key="tree.budget",
+                choices=(None, *budgets),
+                sets={"null": {"tree.kind": "chain"}}
+                | {json.dumps(n): {"tree.kind": "best-first", BLOCK: None} for n in budgets},
+            )
         ],
         "levels": [
             Parameter(key="verify.levels", choices=(1, 2)),
@@ -74,10 +81,12 @@ def _has(rows: Sequence[Parameter]) -> bool:
     """Whether this version carries out what the last choices ask for."""
     content: dict[str, object] = {"name": "probe"}
     for row in rows:
-        section, key = row.key.split(".")
-        part = content.setdefault(section, {})
-        assert isinstance(part, dict)
-        part[key] = row.choices[-1]
+        last = row.choices[-1]
+        for path, value in {row.key: last, **row.sets.get(json.dumps(last), {})}.items():
+            section, key = path.split(".")
+            part = content.setdefault(section, {})
+            assert isinstance(part, dict)
+            part[key] = value
     return not unsupported(Overlay.model_validate(content))
 
 

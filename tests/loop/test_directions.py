@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from specpilot_sglang.loop.agents.inside.tuner import edit, tied
 from specpilot_sglang.loop.cost.table import CostTable, Rates, StepTime, Work
 from specpilot_sglang.loop.directions import Direction, Record, choose
 from specpilot_sglang.loop.directions.derive import directions
 from specpilot_sglang.loop.directions.schedule import PATIENCE, dead
 from specpilot_sglang.loop.directions.space import BLOCK, parameters, value_of
-from specpilot_sglang.overlay import Overlay
+from specpilot_sglang.overlay import Overlay, load_overlay
 
 OVERLAY = Overlay.model_validate(
     {"name": "toy", "server_args": {"speculative_num_draft_tokens": 2}, "patches": [{"file": "a.py", "function": "f"}]}
@@ -48,6 +49,34 @@ def test_the_largest_gap_comes_first_and_names_its_terms(table):
     plain = directions(parameters(OVERLAY, block=8, gpu=False, table=None), None, code=False)
     assert {d.share for d in plain} == {0.2}
     assert "verify-kernel" not in {d.name for d in plain}, "no code, no direction without settings"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "server_args: {speculative_num_draft_tokens: 8}",
+        "tree: {kind: chain}",
+        "tree: {kind: best-first, budget: 16}",
+        "tree: {kind: best-first, budget: 32, max_depth: 6}",
+    ],
+)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_no_choice_makes_an_overlay_that_contradicts_itself(text, gpu, tmp_path):
+    path = tmp_path / "toy" / "overlay.yaml"
+    path.parent.mkdir()
+    made = set()
+    path.write_text(f"name: toy\n{text}\n")
+    overlay = load_overlay(str(path)).overlay
+    for rows in parameters(overlay, block=8, gpu=gpu, table=None).values():
+        for row in rows:
+            for choice in row.choices:
+                path.write_text(f"name: toy\n{text}\n")
+                task = {"direction": {"parameters": [row.model_dump(mode="json")]}}
+                edit(path, {**tied(task, {row.key: choice}), row.key: choice})
+                changed = load_overlay(str(path)).overlay
+                assert value_of(changed, row.key) == choice
+                made.add((changed.tree.kind, changed.tree.budget))
+    assert {("chain", None), ("best-first", 16), ("best-first", 32)} <= made
 
 
 def test_settings_that_this_version_or_machine_lacks_are_no_directions():

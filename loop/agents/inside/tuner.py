@@ -29,7 +29,7 @@ def main() -> None:
         return
     before = task["incumbent"]
     changed = {key: value for key, value in chosen.items() if value != before.get(key)}
-    edit(Path("overlays", task["overlay"], "overlay.yaml"), changed)
+    edit(Path("overlays", task["overlay"], "overlay.yaml"), {**tied(task, changed), **changed})
     gain = predicted(task, chosen)
     words = ", ".join(f"{key}: {before.get(key)} -> {value}" for key, value in sorted(changed.items()))
     _note(task["direction"]["why"], words, None if gain is None else 100 * gain)
@@ -94,6 +94,15 @@ def edit(path: Path, changed: dict[str, Any]) -> None:
             part[name] = value
     with path.open("w") as handle:
         yaml.dump(content, handle)
+
+
+def tied(task: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Return the other keys that the changed ones take with them."""
+    rows: dict[str, Any] = {}
+    for parameter in task["direction"]["parameters"]:
+        if parameter["key"] in changed:
+            rows |= parameter.get("sets", {}).get(json.dumps(changed[parameter["key"]]), {})
+    return rows
 
 
 def _best_guess(task: dict[str, Any], parameters: list[dict[str, Any]], tried: set[str]) -> dict[str, Any] | None:
