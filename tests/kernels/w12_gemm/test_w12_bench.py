@@ -1,4 +1,4 @@
-"""The benchmark times cold weights only."""
+"""The benchmark times cold weights only, and draws the roof where it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from specpilot_sglang.errors import W12Error
 from specpilot_sglang.kernels.w12_gemm.bench import SHAPES, Candidate, check_cold, copies_of
+from specpilot_sglang.kernels.w12_gemm.bench_report import PEAK, roof
 
 #: L2 of an H200, bytes.
 L2 = 60 << 20
@@ -26,3 +27,11 @@ def test_b15_weights_that_a_cache_could_hold_are_not_timed() -> None:
 def test_b15_copies_of_every_shape_exceed_twice_the_cache(shape, bits) -> None:
     size = shape[0] * shape[1] * bits // 8
     check_cold(candidate(size, copies_of(size)), L2)
+
+
+def test_the_roof_has_its_corner_where_memory_and_arithmetic_meet() -> None:
+    intensity, rate = roof(4.0)
+    assert intensity == sorted(intensity)
+    assert (PEAK / 4.0, PEAK) in zip(intensity, rate, strict=True)
+    assert rate[0] == 4.0 * intensity[0]
+    assert rate[-1] == PEAK
