@@ -27,9 +27,9 @@ REQUESTS = int(os.environ.get("SPECPILOT_TEST_REQUESTS", "20"))
 BUDGET = 16
 
 
-def run(folder, args, requests, **env):
+def run(folder, args, requests, ranks=1, **env):
     job = folder / "job.json"
-    job.write_text(json.dumps({"args": args, "requests": requests}))
+    job.write_text(json.dumps({"args": args, "requests": requests, "ranks": ranks}))
     settings = {
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         "SGLANG_TEST_RETRACT": "1",
@@ -111,6 +111,27 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
     assert all(hits[f"tree_steps_of_{n}_rows"] > 0 for n in (8, 20)), hits
     assert sum(hits[f"tree_steps_of_{n}_rows"] for n in (8, 16, 20)) == hits["tree_steps"]
     assert sum(found["verify_steps"]) < sum(map(len, found["outputs"])), "nothing was accepted"
+
+
+@pytest.mark.long
+def test_two_ranks_accept_the_same_tokens_in_every_step(hybrid):
+    """Greedy and sampled requests: what a rank draws for itself must not count."""
+    folder, _, tree = hybrid
+    args = [*tree[:-1], str(SCRIPT.parent / "overlays" / "hashed"), "--tp", "2"]
+    dice = random.Random(2)
+    asked = [
+        {
+            "ids": [dice.randrange(3, 256) for _ in range(dice.choice((2, 17, 65)))],
+            "sampling": {"temperature": 0 if i % 3 else 0.8, "max_new_tokens": dice.randint(3, 10), "ignore_eos": True},
+        }
+        for i in range(int(os.environ.get("SPECPILOT_TEST_REQUESTS", "24")))
+    ]
+    first, second = run(folder, args, asked, ranks=2, SGLANG_TEST_RETRACT="0", TORCHDYNAMO_DISABLE="1")
+    assert first["outputs"] == second["outputs"]
+    assert first["hits"] == second["hits"]
+    assert first["hits"]["accepted_checksum"] > 0
+    assert min(first["hits"][f"tree_steps_of_{n}_rows"] for n in (8, 16)) > 0
+    assert sum(first["verify_steps"]) < sum(map(len, first["outputs"])), "nothing was accepted"
 
 
 def with_selector(folder):
