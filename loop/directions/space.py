@@ -61,14 +61,11 @@ def value_of(overlay: Overlay, key: str, base: Overlay | None = None) -> Choice:
 
 def _mechanisms(block: int) -> dict[str, list[Parameter]]:
     budgets = (2 * block, 4 * block)
+    tied: dict[str, dict[str, Choice]] = {"null": {"tree.kind": "chain"}}
+    tied |= {json.dumps(n): {"tree.kind": "best-first", BLOCK: None} for n in budgets}
     return {
         "tree": [
-            Parameter(
-                key="tree.budget",
-                choices=(None, *budgets),
-                sets={"null": {"tree.kind": "chain"}}
-                | {json.dumps(n): {"tree.kind": "best-first", BLOCK: None} for n in budgets},
-            )
+            Parameter(key="tree.budget", choices=(None, *budgets), sets=tied),
         ],
         "levels": [
             Parameter(key="verify.levels", choices=(1, 2)),
