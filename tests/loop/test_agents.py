@@ -75,6 +75,12 @@ def test_the_tuner_tries_nothing_twice_and_says_when_nothing_is_left():
     assert len({row[KEY] for row in first}) > 2, "another seed, another change"
 
 
+def test_the_tuner_leaves_out_what_the_cost_model_expects_to_lose_much():
+    predicted = {"2": 0.0, "4": -0.1, "8": -0.45}
+    assert propose(a_task(predicted=predicted).to_json()) == {KEY: 4}
+    assert propose(a_task([{"values": {KEY: 4}}], predicted=predicted).to_json()) is None
+
+
 def test_settings_that_contradict_themselves_are_refused():
     with pytest.raises(ValidationError, match="preset command"):
         AgentSettings(preset="command")

@@ -1,7 +1,7 @@
 """The embedded agent: searches the direction's settings with Optuna, guided by the cost model; needs no key.
 
 Reads `task.json`, writes one change into `overlay.yaml` and says why in `note.json`. The same task always gives the
-same change. It leaves no change when every combination was tried.
+same change. It leaves no change when every combination was tried or is predicted to lose much.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ruamel.yaml import YAML
 
 #: How many times the sampler is asked for a combination that was not tried.
 _ASKS = 64
+#: Predicted gain under which a combination is not worth a trial: twice the error of the cost model's predictions.
+_LOSS = -0.2
 
 
 def main() -> None:
@@ -24,7 +26,7 @@ def main() -> None:
     task = json.loads(Path("task.json").read_text())
     chosen = propose(task)
     if chosen is None:
-        _note("every combination of this direction was tried", "", None)
+        _note("every combination of this direction was tried, or is predicted to lose", "", None)
         sys.stdout.write("nothing left to try\n")
         return
     before = task["incumbent"]
@@ -56,10 +58,10 @@ def propose(task: dict[str, Any]) -> dict[str, Any] | None:
         guided = _best_guess(task, parameters, tried) if number == 0 else None
         trial = study.ask(space)
         values = guided or {key: json.loads(str(text)) for key, text in trial.params.items()}
-        if _key(values, parameters) not in tried:
+        if _key(values, parameters) not in tried and _worth_a_trial(task, values):
             return values
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    return _first_left(parameters, tried)
+    return _first_left(task, parameters, tried)
 
 
 def predicted(task: dict[str, Any], values: dict[str, Any]) -> float | None:
@@ -146,11 +148,17 @@ def _allowed(
     return kept
 
 
-def _first_left(parameters: list[dict[str, Any]], tried: set[str]) -> dict[str, Any] | None:
+def _worth_a_trial(task: dict[str, Any], values: dict[str, Any]) -> bool:
+    gain = predicted(task, values)
+    return gain is None or gain >= _LOSS
+
+
+def _first_left(task: dict[str, Any], parameters: list[dict[str, Any]], tried: set[str]) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = [{}]
     for parameter in parameters:
         rows = [{**row, parameter["key"]: choice} for row in rows for choice in parameter["choices"]]
-    return next((row for row in rows if _key(row, parameters) not in tried), None)
+    left = (row for row in rows if _key(row, parameters) not in tried)
+    return next((row for row in left if _worth_a_trial(task, row)), None)
 
 
 def _texts(parameter: dict[str, Any]) -> list[str]:
