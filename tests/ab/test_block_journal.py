@@ -272,7 +272,7 @@ def test_trial_stops_at_its_decision(lab):
     assert (trial.accepted, trial.decision.blocks, lab.loads) == (True, 8, 16)
     slower = Lab(lab.root.parent / "slower", (100.0, 90.0))
     trial = run_trial(slower.experiment(), noise, Rule())
-    assert (trial.accepted, trial.decision.blocks) == (False, 3)
+    assert (trial.accepted, trial.decision.blocks) == (False, 2)
     assert trial.decision.action is Action.REJECT
 
 

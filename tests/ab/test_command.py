@@ -149,7 +149,7 @@ def test_slower_candidate_exits_1_after_few_blocks(cli, lab, known):
     done = cli("ab", "run", "--config", lab.config, "--out", lab.out / "ab", "--noise", known)
     assert done.code == 1
     assert "REJECTED" in done.out
-    assert lab.count == 6
+    assert lab.count == 4
 
 
 def test_refused_candidate_exits_1_with_its_reason(cli, lab, known):

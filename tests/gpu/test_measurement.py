@@ -31,12 +31,13 @@ def test_every_drafter_fits_its_target(tmp_path):
     from specpilot_sglang.plugin.checkpoints import read_checkpoint
     from specpilot_sglang.plugin.drafter import algorithm_of, check_drafter
 
-    for target, draft in (("qwen3.8-27b", "dflash2"), ("qwen3.8-27b", "dflash"), ("tiny-hybrid", "dflash2")):
-        pair = [write_shape(name, tmp_path / name) for name in (target, f"{target}-{draft}")]
-        checkpoints = [read_checkpoint(str(folder), "--model-path") for folder in pair]
+    drafters = [name for name in SHAPES if name.rpartition("-")[0] in SHAPES and "-d" in name]
+    assert len(drafters) == len(SHAPES) - 3
+    for name in drafters:
+        target, _, draft = name.rpartition("-")
+        checkpoints = [read_checkpoint(str(write_shape(n, tmp_path / n)), "--model-path") for n in (target, name)]
         check_drafter(*checkpoints)
-        assert algorithm_of(checkpoints[1]) == "DFLASH"
-    assert len(SHAPES) == 5
+        assert algorithm_of(checkpoints[1]) == ("DSPARK" if draft == "dspark" else "DFLASH")
 
 
 def test_steady_speed_counts_only_the_time_in_which_all_streams_decode():
