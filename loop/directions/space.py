@@ -60,7 +60,7 @@ def value_of(overlay: Overlay, key: str, base: Overlay | None = None) -> Choice:
 
 
 def _mechanisms(block: int) -> dict[str, list[Parameter]]:
-    budgets = (2 * block, 4 * block)
+    budgets = tuple(n * block for n in (1, 2, 3, 4))  # the first has as many rows as the chain
     tied: dict[str, dict[str, Choice]] = {"null": {"tree.kind": "chain"}}
     tied |= {json.dumps(n): {"tree.kind": "best-first", BLOCK: None} for n in budgets}
     return {
