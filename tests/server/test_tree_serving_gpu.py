@@ -32,11 +32,18 @@ def answers(args, prompts, name, check=None):
         return (run, check(server, run)) if check else run
 
 
-@pytest.mark.parametrize("extra", [[], ["--attention-backend", "triton"], ["--page-size", "16"]])
-def test_trees_answer_as_plain_decoding_up_to_near_ties(smollm2, drafter, prompts, extra):
-    reference = answers(ar_args(smollm2), prompts, "ar")
-    chain = answers(dflash_args(smollm2, drafter), prompts, "chain")
+@pytest.fixture(scope="module")
+def reference(smollm2, prompts):
+    return answers(ar_args(smollm2), prompts, "ar")
 
+
+@pytest.fixture(scope="module")
+def chain(smollm2, drafter, prompts):
+    return answers(dflash_args(smollm2, drafter), prompts, "chain")
+
+
+@pytest.mark.parametrize("extra", [[], ["--attention-backend", "triton"], ["--page-size", "16"]])
+def test_trees_answer_as_plain_decoding_up_to_near_ties(smollm2, drafter, prompts, reference, chain, extra):
     def check(server, run):
         verdicts = force(reference, server.client, concurrency=8, first_pass={r.id: r for r in run.requests})
         return ForcingReport(verdicts).to_json(), server.client.attestation()["ranks"][0]["hits"]

@@ -43,9 +43,9 @@ def lengths(run):
 
 def accept(args):
     model, drafter = prepare_smollm2(), drafter_path()
-    share = -(-args.requests // 3)
-    items = [i for suite in ("gsm8k", "humaneval", "mt-bench") for i in load(suite, limit=share)]
-    prompts = encode(items, load_tokenizer(model))[: args.requests]
+    items = [i for suite in ("mt-bench", "humaneval") for i in load(suite, limit=args.requests // 3)]
+    items += load("gsm8k", limit=args.requests - len(items))  # MT-Bench has only 80
+    prompts = encode(items, load_tokenizer(model))
     tree = specpilot_args(model, drafter, "smollm2-135m-dflash-cpu-tree", dtype="float32")
     small = specpilot_args(model, drafter, str(HERE / "overlays" / "tree16"), dtype="float32")
     arms = {
@@ -54,32 +54,36 @@ def accept(args):
         "tree16": small,
         "chain": dflash_args(model, drafter, dtype="float32"),
     }
-    threads = {name: {"OMP_NUM_THREADS": str(count)} for name, count in zip(arms, args.threads, strict=True)}
-    servers = {n: Server(a, name=n, env={**STRICT, **threads[n]}, start_timeout_s=START_S) for n, a in arms.items()}
+    threads = {name: {"OMP_NUM_THREADS": str(count)} for name, count in zip(args.arms, args.threads, strict=True)}
+    servers = {n: Server(arms[n], name=n, env={**STRICT, **threads[n]}, start_timeout_s=START_S) for n in args.arms}
     found, runs = {"prompts": len(prompts)}, {}
+
+    def keep():
+        args.out.write_text(json.dumps(found, indent=1))
 
     def cold(name):
         with_server = servers[name]
         with_server.start()
         runs[name] = record(with_server.client, prompts, greedy(48), concurrency=8)
         found[name] = {"cold": lengths(runs[name]), "failed": [r.error for r in runs[name].requests if r.error]}
-        args.out.write_text(json.dumps(found, indent=1))
+        keep()
 
     # The threads must outlive the servers: a server gets SIGTERM when the thread that started it ends.
     with ThreadPoolExecutor(len(servers)) as pool:
         try:
             list(pool.map(cold, servers))
-            compare(found, runs, servers["tree32"], prompts)
+            compare(found, runs, servers["tree32"], prompts, keep)
         finally:
-            args.out.write_text(json.dumps(found, indent=1))
+            keep()
             list(pool.map(Server.stop, servers.values()))
 
 
-def compare(found, runs, tree, prompts):
+def compare(found, runs, tree, prompts, keep):
     reference = runs["ar"]
-    for name in ("tree32", "tree16", "chain"):
+    for name in runs.keys() - {"ar"}:
         pairs = zip(reference.requests, runs[name].requests, strict=True)
         found[name]["equal_to_ar"] = sum(a.output_ids == b.output_ids for a, b in pairs)
+    keep()
     verdicts = force(reference, tree.client, concurrency=8, first_pass={r.id: r for r in runs["tree32"].requests})
     report = ForcingReport(verdicts)
     found["forced"] = {
@@ -88,6 +92,7 @@ def compare(found, runs, tree, prompts):
         "excused": [dataclasses.asdict(m) for m in report.mismatches if m not in report.counted],
         "failed": len(report.failed),
     }
+    keep()
     # Forcing left every prompt in the prefix cache.
     few = prompts[::5]
     ids = {p.id for p in few}
@@ -163,6 +168,7 @@ def ranks(args):
         flags = ["--load-format", "dummy", "--speculative-draft-load-format", "dummy", "--context-length", "4096"]
         flags += ["--cuda-graph-bs-decode", "1", "2", "4", "8", "12", "--disable-prefill-cuda-graph"]
         flags += ["--max-total-tokens", "16384", "--mem-fraction-static", "0.9"]
+        flags += ["--disable-custom-all-reduce"]  # NCCL alone: nothing to compile
     flags += ["--model-path", str(target), "--skip-tokenizer-init", "--max-running-requests", "12"]
     flags += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(drafter), "--random-seed", "1"]
     flags += ["--speculative-plugin", "specpilot", "--specpilot-overlay", str(HERE / "overlays/hashed")]
@@ -191,8 +197,9 @@ def main():
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
-        "--threads", type=int, nargs=4, default=[1, 3, 2, 1], help="accept: of ar, tree32, tree16, chain"
+        "--arms", nargs="+", default=["ar", "tree32", "tree16", "chain"], help="accept: ar and tree32 at least"
     )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 3, 2, 1], help="accept: of each of the arms")
     parser.add_argument("--shapes", type=Path, help="ranks: folder of shapes, to run on two GPUs")
     args = parser.parse_args()
     globals()[args.run](args)

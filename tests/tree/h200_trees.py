@@ -4,6 +4,9 @@ Beside what `specpilot_sglang.eval.gpu.measure` asks, every speculative server i
 log probabilities of its answers as its verify passes gave them, against one prefill of the same tokens. A node that saw
 a wrong path, a wrong key or a wrong state is off by far more than BF16's rounding, whatever the weights.
 
+With `--in-turns ROUNDS` the servers alternate instead, each load and each number of requests with real prompts that
+many rounds on every server, so that what else the machine does meets all of them.
+
 Usage: python tests/tree/h200_trees.py PLAN --out DIR --only GROUP --set NAME=VALUE ...
 """
 
@@ -20,8 +23,13 @@ from pathlib import Path
 import httpx
 from filelock import FileLock
 
+from specpilot_sglang.eval.acceptance import by_suite
 from specpilot_sglang.eval.gpu.arms import STAGGER_S, ServerArm, random_prompts
 from specpilot_sglang.eval.gpu.plan import load_plan
+from specpilot_sglang.eval.gpu.turns import measure_load
+from specpilot_sglang.eval.prompts import encode, load_tokenizer
+from specpilot_sglang.eval.recording import greedy, record
+from specpilot_sglang.eval.suites import load
 
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}'
 
@@ -107,12 +115,51 @@ def measure(arms, turn, plan, keep):
         keep()
 
 
+def measure_in_turns(arms, rounds, plan, keep):
+    for asked in arms[0].asked.loads:
+        measure_load(arms, asked, rounds)
+        keep()
+    if arms[0].asked.records is not None:
+        answer_in_turns(arms, rounds, plan, keep)
+    for arm in arms:
+        arm.read_paths()
+    keep()
+
+
+def answer_in_turns(arms, rounds, plan, keep):
+    """Tokens a second over the wall time of all real prompts, prefixes cached, and accept lengths, by requests."""
+    asked = arms[0].asked.records
+    items = [item for suite, count in asked.suites.items() for item in load(suite, limit=count)]
+    prompts, sampling = encode(items, load_tokenizer(plan.tokenizer)), greedy(asked.max_new_tokens)
+    for arm in arms:
+        record(arm.server.client, prompts, greedy(8), concurrency=max(asked.concurrency))
+    for concurrency in asked.concurrency:
+        few = prompts if concurrency > 16 else prompts[::2]
+        found = {arm.asked.name: {"tok_s": [], "concurrency": concurrency, "prompts": len(few)} for arm in arms}
+        for index in range(-1, rounds):  # one short unmeasured round
+            for arm in arms if index % 2 else arms[::-1]:
+                begin = time.perf_counter()
+                run = record(
+                    arm.server.client, few if index >= 0 else few[:concurrency], sampling, concurrency=concurrency
+                )
+                tokens, mine = sum(len(r.output_ids) for r in run.requests), found[arm.asked.name]
+                if index >= 0:
+                    mine["tok_s"].append(tokens / (time.perf_counter() - begin))
+                    mine |= {"tokens": tokens, "accept": {a.suite: round(a.length, 3) for a in by_suite(run.requests)}}
+                    mine["failed"] = [r.error for r in run.requests if r.error]
+        for arm in arms:
+            arm.result.setdefault("in_turns", []).append(found[arm.asked.name])
+            logging.info("%s: %s", arm.asked.name, found[arm.asked.name])
+        keep()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--in-turns", type=int, default=0, metavar="ROUNDS")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -131,7 +178,10 @@ def main():
     with ThreadPoolExecutor(len(arms)) as pool:
         try:
             list(pool.map(start, range(len(arms))))
-            measure(arms, FileLock(args.out / ".turn"), plan, keep)
+            if args.in_turns:
+                measure_in_turns([arm for arm in arms if "error" not in arm.result], args.in_turns, plan, keep)
+            else:
+                measure(arms, FileLock(args.out / ".turn"), plan, keep)
         finally:
             list(pool.map(ServerArm.stop, arms))
             keep()
