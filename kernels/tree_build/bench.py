@@ -64,18 +64,20 @@ def main() -> dict[str, Any]:
         chosen = torch.randint(49152, (batch, nodes), device="cuda")
         slots = torch.arange(batch * nodes, device="cuda")
         table = torch.zeros(batch * nodes, nodes, dtype=torch.int32, device="cuda")
+        seen, ends = torch.zeros(2, batch * nodes + 1, dtype=torch.int32, device="cuda")
+        seen = seen[1:].contiguous()
         found[f"{batch}x{nodes}"] = {
             "equals_torch": same,
             "depth": expected.depths.max(1).values.float().mean().item(),
             "build_us": microseconds(partial(build_linked, edges, roots, nodes, out=out)),
             "inputs_us": microseconds(partial(verify.write_inputs, out.trees, lengths, 8, mask, paths)),
             "accept_us": microseconds(partial(verify.accept, out.trees, chosen, lengths, 8)),
-            "suffixes_us": microseconds(partial(verify.write_suffixes, paths, slots, table, table[:, 0].contiguous())),
+            "suffixes_us": microseconds(partial(verify.write_suffixes, paths, slots, table, seen, ends)),
         }
     for batch in (1, 8, 64):
         scores = 3 * torch.randn(batch, 7, 16, 16, device="cuda")
         tokens = torch.randint(248320, (batch, 7, 16), device="cuda")
-        lattice, roots = LatticeScores(tokens, scores), torch.arange(batch, device="cuda")
+        lattice, roots = LatticeScores.normalised(tokens, scores), torch.arange(batch, device="cuda")
         out = LinkedTrees.empty(batch, 32, "cuda")
         found[f"lattice {batch}x32"] = {"build_us": microseconds(partial(build_linked, lattice, roots, 32, out=out))}
         for vocab in (49152, 248320):

@@ -15,6 +15,25 @@ from specpilot_sglang.kernels.tree_build.best_kernels import collect_kernel, max
 _BLOCK, _BLOCKS = 128, 32
 
 
+def best_of_vocabulary(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each position, by this module's kernels on a GPU and by torch elsewhere.
+
+    Args:
+        logits: float [batch, depth, vocab], rows may be strided.
+        count: at most the vocabulary.
+
+    Returns:
+        (values float32 [batch, depth, count], tokens int64 of that shape, log-sum-exp float32 [batch, depth, 1]).
+    """
+    if not logits.is_cuda:
+        logits = logits.float()
+        best, tokens = logits.topk(count, dim=-1)
+        return best, tokens, logits.logsumexp(-1, keepdim=True)
+    shape = (*logits.shape[:2], -1)
+    best, tokens, whole = best_tokens(logits.flatten(0, 1), count)
+    return best.view(shape), tokens.view(shape), whole.view(shape)
+
+
 def best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The best `count` entries of each row in falling order, and the row's log-sum-exp.
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from specpilot_sglang.kernels.tree_build.best import best_of_vocabulary
+
 
 class EdgeScores(Protocol):
     """What the builder asks of a drafter's block pass.
@@ -46,16 +48,8 @@ class MarginalScores:
     @classmethod
     def from_logits(cls, logits: torch.Tensor, candidates: int) -> MarginalScores:
         """Take the best `candidates` of logits [batch, depth, vocab]."""
-        count = min(candidates, logits.shape[-1])
-        if logits.is_cuda:
-            from specpilot_sglang.kernels.tree_build.best import best_tokens
-
-            best, tokens, whole = best_tokens(logits.flatten(0, 1), count)
-            shape = (*logits.shape[:2], count)
-            return cls(tokens.view(shape), (best - whole[:, None]).view(shape))
-        logits = logits.float()
-        best, tokens = logits.topk(count, dim=-1)
-        return cls(tokens, best - logits.logsumexp(-1, keepdim=True))
+        best, tokens, whole = best_of_vocabulary(logits, min(candidates, logits.shape[-1]))
+        return cls(tokens, best - whole)
 
     def expand(self, level: int, ranks: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `EdgeScores`."""
@@ -64,25 +58,22 @@ class MarginalScores:
 
 
 class LatticeScores:
-    """DFlash2: a selector's scores of every pair of adjacent candidates, normalised over the successors."""
+    """DFlash2 and DSpark: log probabilities of every pair of adjacent candidates."""
 
     independent = False
 
-    def __init__(self, tokens: torch.Tensor, scores: torch.Tensor) -> None:
-        """Take candidates int64 [batch, depth, K] and pair scores [batch, depth, K before, K after].
+    def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Take candidates int64 [batch, depth, K] and log probabilities float32 [batch, depth, K before, K after].
 
-        At depth 0 every row of "before" is the committed token's.
+        They may be normalised over more than the candidates. At depth 0 every row of "before" is the committed token's.
         """
-        self.tokens = tokens
-        self.logprobs = scores.float().log_softmax(-1)
+        self.tokens, self.logprobs = tokens, logprobs.float()
         self.depth = tokens.shape[1]
 
     @classmethod
-    def of_logprobs(cls, tokens: torch.Tensor, logprobs: torch.Tensor) -> LatticeScores:
-        """Take pair scores that are log probabilities already, over more than the candidates."""
-        made = cls(tokens, logprobs)
-        made.logprobs = logprobs.float()
-        return made
+    def normalised(cls, tokens: torch.Tensor, scores: torch.Tensor) -> LatticeScores:
+        """Take a selector's pair scores [batch, depth, K before, K after], which are normalised over the successors."""
+        return cls(tokens, scores.float().log_softmax(-1))
 
     def expand(self, level: int, ranks: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `EdgeScores`."""

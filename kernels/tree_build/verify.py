@@ -1,22 +1,89 @@
-"""Launches the kernels around a tree's verify pass: its inputs, the accepted path, and the path's keys and values."""
+"""Launches the kernels around a tree's verify pass: its inputs, the accepted path, and the path's keys and values.
+
+A launch costs the host as much as a kernel of this size runs, and small models wait for the host: what a step needs at
+one point comes from one launch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+from specpilot_sglang.kernels.tree_build.accept_kernels import accept_kernel, move_kernel
 from specpilot_sglang.kernels.tree_build.tree import Trees
-from specpilot_sglang.kernels.tree_build.verify_kernels import (
-    accept_kernel,
-    inputs_kernel,
-    move_kernel,
-    suffix_kernel,
-)
+from specpilot_sglang.kernels.tree_build.verify_kernels import inputs_kernel, open_kernel, suffix_kernel
 
 _BYTES = 1024
+
+
+class Opened(NamedTuple):
+    """What a draft block and the verify pass after it begin with.
+
+    Attributes:
+        ids, positions, slots: int64 [batch, block], tokens of the block, their places and their KV slots.
+        window: int64 [batch, nodes], KV slots of a verify pass.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    window: torch.Tensor
+
+
+class AcceptedPath(NamedTuple):
+    """What `accept` found, for paths of at most `width` nodes.
+
+    Attributes:
+        index, front: int64 [batch, width], nodes of the path; past it `index` is -1, `front` a place's own number.
+        lens: int32 [batch], nodes on the path.
+        emitted: int64 [batch, nodes], zeros past the path.
+        bonus, new_lens: int64 [batch], the last emitted token, and the tokens that are cached afterwards.
+        rows: int64 [batch, width], `front` as rows of the whole batch.
+        positions: int64 [batch, width], places of the path in the sequence.
+        locs: int64 [batch, width], the first KV slots of the request's window, None where no window was given.
+    """
+
+    index: torch.Tensor
+    front: torch.Tensor
+    lens: torch.Tensor
+    emitted: torch.Tensor
+    bonus: torch.Tensor
+    new_lens: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+    locs: torch.Tensor | None
+
+
+def open_step(
+    bonus: torch.Tensor,
+    lengths: torch.Tensor,
+    pools: torch.Tensor,
+    table: torch.Tensor,
+    block: int,
+    nodes: int,
+    mask_token: int,
+) -> Opened:
+    """Lay out the draft block and the verify pass of every request, in one launch.
+
+    Args:
+        bonus: int [batch], the committed tokens.
+        lengths: int [batch], cached tokens before them.
+        pools: int [batch], the requests' rows in `table`.
+        table: int [rows, tokens], KV slots by place in the sequence, dense in the tokens.
+        block: rows of the drafter's block; nodes: rows of a verify pass.
+        mask_token: what the block's rows after the first carry.
+    """
+    batch = lengths.shape[0]
+    ids, positions, slots = torch.empty(3, batch, block, dtype=torch.int64, device=lengths.device)
+    window = torch.empty(batch, nodes, dtype=torch.int64, device=lengths.device)
+    open_kernel[(batch,)](
+        bonus, lengths, pools, table, ids, positions, slots, window, table.stride(0), table.shape[1],
+        MASK_TOKEN=mask_token, BLOCK=block, NODES=nodes, SLOTS=triton.next_power_of_2(max(block, nodes)), num_warps=1,
+    )  # fmt: skip
+    return Opened(ids, positions, slots, window)
 
 
 def write_inputs(
@@ -47,7 +114,7 @@ def write_inputs(
     slots = triton.next_power_of_2(nodes)
     inputs_kernel[(batch,)](
         trees.parents, trees.depths, lengths, positions, None if mask is None else mask.view(torch.int8), *outs,
-        NODES=nodes, SLOTS=slots, WIDTH=width, BATCH=triton.next_power_of_2(batch),
+        NODES=nodes, SLOTS=slots, WIDTH=width,
         MASK=mask is not None, PATHS=paths is not None, OWNERS=owners and paths is not None,
         num_warps=1 if slots <= 16 else 4,
     )  # fmt: skip
@@ -59,7 +126,9 @@ def mask_cells(nodes: int, batch: int, cached: int) -> int:
     return nodes * (cached + nodes * batch)
 
 
-def write_suffixes(paths: TreePaths, slots: torch.Tensor, table: torch.Tensor, seen: torch.Tensor) -> None:
+def write_suffixes(
+    paths: TreePaths, slots: torch.Tensor, table: torch.Tensor, seen: torch.Tensor, ends: torch.Tensor
+) -> None:
     """List the KV slots of every node's path, from the root on, as rows of a page table of single tokens.
 
     Args:
@@ -67,40 +136,46 @@ def write_suffixes(paths: TreePaths, slots: torch.Tensor, table: torch.Tensor, s
         slots: int64 [requests * nodes], KV slots of their nodes.
         table: int32 [rows, at least the longest path]; rows of further requests keep what is in them.
         seen: int32 [rows], gets the length of each row; 1 for rows of further requests, which fill a graph up.
+        ends: int32 [rows + 1], gets the sums of these lengths from its second entry on.
     """
     live, nodes, width = paths.nodes_of.shape
     suffix_kernel[(seen.numel() // nodes,)](
-        paths.nodes_of, paths.depths, slots, table, seen, live, table.stride(0),
+        paths.nodes_of, paths.depths, slots, table, seen, ends, live, table.stride(0),
         NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, num_warps=1,
     )  # fmt: skip
 
 
 def accept(
-    trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    trees: Trees,
+    chosen: torch.Tensor,
+    lengths: torch.Tensor,
+    width: int,
+    slots: torch.Tensor | None = None,
+    simulated: tuple[torch.Tensor, int] | None = None,
+) -> AcceptedPath:
     """Walk every tree along the target's tokens, in one launch.
 
     Args:
         trees: the drafted trees.
         chosen: int64 [batch, nodes], the target's token after each node.
         lengths: int [batch], cached tokens before the root.
-        width: longest path, the root included.
-
-    Returns:
-        (index, front: int64 [batch, width], lens: int32 [batch], emitted: int64 [batch, nodes] with zeros past the
-        path, bonus, new lengths: int64 [batch]); `index` is -1 past the path and `front` a place's own number there.
+        width: longest path, the root included; at most the nodes.
+        slots: int64 [batch, nodes], KV slots of each request's window.
+        simulated: first children int64 [batch, nodes] and the number of tokens that every step is made to emit in
+            place of what the target chose, as `tree.simulate.forced` does it.
     """
     batch, nodes = trees.tokens.shape
-    index, front = torch.empty(2, batch, width, dtype=torch.int64, device=chosen.device)
+    index, front, rows, positions, locs = torch.empty(5, batch, width, dtype=torch.int64, device=chosen.device)
     lens = torch.empty(batch, dtype=torch.int32, device=chosen.device)
     bonus, new_lens = torch.empty(2, batch, dtype=torch.int64, device=chosen.device)
     emitted = torch.empty_like(trees.tokens)
+    child, length = (trees.parents, 0) if simulated is None else simulated
     accept_kernel[(batch,)](
-        trees.tokens, trees.parents, chosen.contiguous(), lengths,
-        index, front, lens, emitted, bonus, new_lens,
-        NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, num_warps=1,
+        trees.tokens, trees.parents, child, chosen.contiguous(), trees.tokens if slots is None else slots, lengths,
+        index, front, rows, positions, locs, lens, emitted, bonus, new_lens,
+        NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, LENGTH=length, num_warps=1,
     )  # fmt: skip
-    return index, front, lens, emitted, bonus, new_lens
+    return AcceptedPath(index, front, lens, emitted, bonus, new_lens, rows, positions, None if slots is None else locs)
 
 
 def move_rows(pool: Any, slots: torch.Tensor, index: torch.Tensor, lens: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels around a tree's verify pass: what the pass reads, the accepted path, and its keys and values."""
+"""Triton kernels before a tree's verify pass: what the draft block and the pass read; launched by `verify.py`."""
 
 # Arguments are pointers and numbers that Triton specialises on; it has no types for them.
 # ruff: noqa: ANN001, ANN201
@@ -9,8 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Numbers and addresses that differ from step to step must not be part of what a kernel is compiled for: a batch of
+# another size, or a buffer that begins 8 bytes off, would stop the scheduler for the compiler, once for each width.
+# Rows of bookkeeping gain nothing from aligned loads.
 
-@triton.jit
+#: Requests, or rows, whose lengths are added up at a time.
+_TOGETHER: tl.constexpr = tl.constexpr(64)
+_ROWS: tl.constexpr = tl.constexpr(256)
+
+
+@triton.jit(do_not_specialize_on_alignment=["lens_ptr", "positions_ptr", "mask_ptr"])
 def inputs_kernel(
     parents_ptr,
     depths_ptr,
@@ -24,7 +32,6 @@ def inputs_kernel(
     NODES: tl.constexpr,
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    BATCH: tl.constexpr,
     MASK: tl.constexpr,
     PATHS: tl.constexpr,
     OWNERS: tl.constexpr,
@@ -50,9 +57,11 @@ def inputs_kernel(
     grid = ((seen[:, None] >> node[None, :].to(tl.int64)) & 1) > 0
     both = inside[:, None] & inside[None, :]
     if MASK:
-        other = tl.arange(0, BATCH)
-        before = tl.load(lens_ptr + other, mask=other < request, other=-NODES).to(tl.int64)
-        start = tl.sum((before + NODES) * NODES, 0)
+        start = tl.zeros([], dtype=tl.int64)
+        for first in range(0, request, _TOGETHER):
+            other = first + tl.arange(0, _TOGETHER)
+            before = tl.load(lens_ptr + other, mask=other < request, other=-NODES).to(tl.int64)
+            start += tl.sum((before + NODES) * NODES, 0)
         cells = start + node[:, None] * (length + NODES) + length + node[None, :]
         tl.store(mask_ptr + cells, grid.to(tl.int8), mask=both)
     if PATHS:
@@ -67,13 +76,14 @@ def inputs_kernel(
         tl.store(owners_ptr + rows, owner.to(tl.int32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["live", "table_stride"], do_not_specialize_on_alignment=["slots_ptr"])
 def suffix_kernel(
     nodes_of_ptr,
     levels_ptr,
     slots_ptr,
     table_ptr,
     seen_ptr,
+    ends_ptr,
     live,
     table_stride,
     NODES: tl.constexpr,
@@ -88,6 +98,13 @@ def suffix_kernel(
     real = inside & (request < live)
     level = tl.load(levels_ptr + rows, mask=real, other=0)
     tl.store(seen_ptr + rows, level + 1, mask=inside)
+    before = tl.zeros([], dtype=tl.int32)
+    for first in range(0, request * NODES, _ROWS):
+        row = first + tl.arange(0, _ROWS)
+        earlier = row < request * NODES
+        above = tl.load(levels_ptr + row, mask=earlier & (row < live * NODES), other=0)
+        before += tl.sum(tl.where(earlier, above + 1, 0), 0)
+    tl.store(ends_ptr + rows + 1, before + tl.cumsum(tl.where(inside, level + 1, 0), 0), mask=inside)
     for place in tl.static_range(WIDTH):
         on_path = real & (place <= level)
         at = tl.load(nodes_of_ptr + rows * WIDTH + place, mask=on_path, other=0)
@@ -95,74 +112,38 @@ def suffix_kernel(
         tl.store(table_ptr + rows * table_stride + place, slot.to(tl.int32), mask=on_path)
 
 
-@triton.jit
-def accept_kernel(
-    tokens_ptr,
-    parents_ptr,
-    chosen_ptr,
-    lens_ptr,
-    index_ptr,
-    front_ptr,
-    accepted_ptr,
-    emitted_ptr,
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "bonus_ptr", "lens_ptr", "pools_ptr", "ids_ptr", "positions_ptr", "block_ptr", "window_ptr",
+    ]
+)  # fmt: skip
+def open_kernel(
     bonus_ptr,
-    new_lens_ptr,
+    lens_ptr,
+    pools_ptr,
+    table_ptr,
+    ids_ptr,
+    positions_ptr,
+    block_ptr,
+    window_ptr,
+    table_stride,
+    table_width,
+    MASK_TOKEN: tl.constexpr,
+    BLOCK: tl.constexpr,
     NODES: tl.constexpr,
     SLOTS: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):
-    """Follow the target's tokens from the root of one request's tree; see `verify.accept`."""
+    """What one request's draft block and verify pass begin with; see `verify.open_step`."""
     request = tl.program_id(0)
-    slot = tl.arange(0, SLOTS)
-    inside = slot < NODES
-    rows = request * NODES + slot
-    tokens = tl.load(tokens_ptr + rows, mask=inside, other=-1)
-    parents = tl.load(parents_ptr + rows, mask=inside, other=-1)
-    chosen = tl.load(chosen_ptr + rows, mask=inside, other=-2)
-    tl.store(emitted_ptr + rows, tl.zeros([SLOTS], dtype=tl.int64), mask=inside)
-    tl.debug_barrier()
-    node = tl.zeros([], dtype=tl.int32)
-    count = tl.zeros([], dtype=tl.int32)
-    bonus = tl.zeros([], dtype=tl.int64)
-    for step in tl.static_range(WIDTH):
-        alive = node >= 0
-        token = tl.sum(tl.where(slot == node, chosen, 0), 0)
-        tl.store(index_ptr + request * WIDTH + step, node.to(tl.int64))
-        tl.store(front_ptr + request * WIDTH + step, tl.zeros([], dtype=tl.int64) + tl.where(alive, node, step))
-        tl.store(emitted_ptr + request * NODES + step, token, mask=alive)
-        bonus = tl.where(alive, token, bonus)
-        count += tl.where(alive, 1, 0)
-        agrees = inside & (parents == node) & (tokens == token) & alive
-        node = tl.max(tl.where(agrees, slot, -1), 0)
-    tl.store(accepted_ptr + request, count)
-    tl.store(bonus_ptr + request, bonus)
-    tl.store(new_lens_ptr + request, tl.load(lens_ptr + request).to(tl.int64) + count)
-
-
-@triton.jit
-def move_kernel(
-    data_ptr,
-    stride_ptr,
-    slots_ptr,
-    index_ptr,
-    lens_ptr,
-    NODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Bring one request's accepted rows of one buffer to the front of its window; see `verify.move_rows`.
-
-    A path's nodes rise and none stands before its own place, so going up the path never overwrites a row that is
-    still to be read; a lane keeps to its own bytes, so no other lane's copies matter.
-    """
-    request = tl.program_id(0)
-    buffer = tl.program_id(1)
-    stride = tl.load(stride_ptr + buffer).to(tl.int64)
-    base = tl.cast(tl.load(data_ptr + buffer), tl.pointer_type(tl.uint8))
-    byte = tl.program_id(2) * TILE + tl.arange(0, TILE)
-    for step in range(1, tl.load(lens_ptr + request)):
-        node = tl.load(index_ptr + request * WIDTH + step)
-        source = tl.load(slots_ptr + request * NODES + node)
-        target = tl.load(slots_ptr + request * NODES + step)
-        moves = (byte < stride) & (node != step)
-        tl.store(base + target * stride + byte, tl.load(base + source * stride + byte, mask=moves, other=0), mask=moves)
+    length = tl.load(lens_ptr + request).to(tl.int64)
+    column = tl.arange(0, SLOTS)
+    row = table_ptr + tl.load(pools_ptr + request).to(tl.int64) * table_stride
+    # A request at the end of its row has no slots there; padding's slot takes what is written.
+    slots = tl.load(row + length + column, mask=length + column < table_width, other=0).to(tl.int64)
+    tl.store(window_ptr + request * NODES + column, slots, mask=column < NODES)
+    block = request * BLOCK + column
+    inside = column < BLOCK
+    tl.store(block_ptr + block, slots, mask=inside)
+    tl.store(positions_ptr + block, length + column, mask=inside)
+    bonus = tl.load(bonus_ptr + request).to(tl.int64)
+    tl.store(ids_ptr + block, tl.where(column == 0, bonus, MASK_TOKEN), mask=inside)

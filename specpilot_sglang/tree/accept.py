@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 from specpilot_sglang.kernels.tree_build.tree import Trees
+from specpilot_sglang.tree.simulate import forced
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class Accepted:
         emitted: int64 [batch, nodes], the emitted tokens; undefined past `lens`.
         bonus: int64 [batch], the last of them, which no draft proposed.
         new_lens: int64 [batch], tokens that are cached after this step.
+        rows: int64 [batch, width], `front` as rows of the whole batch.
+        positions: int64 [batch, width], places of the path in the sequence.
+        locs: int64 [batch, width], the KV slots that the path is moved to: the first of each request's window.
     """
 
     index: torch.Tensor
@@ -34,6 +39,9 @@ class Accepted:
     emitted: torch.Tensor
     bonus: torch.Tensor
     new_lens: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+    locs: torch.Tensor
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -58,25 +66,32 @@ class Accepted:
         return torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
 
 
-def accept(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) -> Accepted:
+def accept(
+    made: LinkedTrees, chosen: torch.Tensor, lengths: torch.Tensor, width: int, slots: torch.Tensor, simulated: int = 0
+) -> Accepted:
     """Follow the children that carry the target's token, from the root until none does.
 
     Args:
-        trees: the drafted trees.
+        made: the drafted trees.
         chosen: int [batch, nodes], the target's token after each node.
         lengths: int [batch], cached tokens before the root.
         width: longest path, the root included.
+        slots: int64 [batch, nodes], KV slots of each request's window.
+        simulated: tokens a step that acceptance is made to give (`tree.simulate`), 0 for the target's own.
     """
-    if trees.tokens.is_cuda:
+    if made.trees.tokens.is_cuda:
         from specpilot_sglang.kernels.tree_build import verify
 
-        index, front, lens, emitted, bonus, new_lens = verify.accept(trees, chosen.long(), lengths, width)
-        return Accepted(index, front, lens, emitted, bonus, new_lens)
-    return walk(trees, chosen.long(), lengths, width)
+        ruled = (made.child, simulated) if simulated else None
+        return Accepted(*verify.accept(made.trees, chosen.long(), lengths, width, slots, ruled))
+    chosen = forced(made, chosen, simulated) if simulated else chosen
+    return walk(made.trees, chosen.long(), lengths, width, slots)
 
 
-def walk(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) -> Accepted:
-    """`accept` in torch: its oracle, and what a machine without a GPU runs."""
+def walk(
+    trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int, slots: torch.Tensor | None = None
+) -> Accepted:
+    """`accept` in torch: its oracle, and what a machine without a GPU runs; without `slots`, slots are row numbers."""
     parents = trees.parents
     agrees = (trees.tokens == chosen.gather(1, parents.clamp(min=0))) & (parents >= 0)
     agrees[:, 0] = True
@@ -91,8 +106,13 @@ def walk(trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int) 
     emitted = chosen.new_zeros(batch, max(nodes, width))
     emitted[:, :width] = chosen.gather(1, index.clamp(min=0))
     bonus = emitted.gather(1, (lens - 1)[:, None]).squeeze(1)
-    front = torch.where(index >= 0, index, torch.arange(width, device=index.device))
-    return Accepted(index, front, lens.int(), emitted[:, :nodes], bonus, lengths.long() + lens)
+    places = torch.arange(width, device=index.device)
+    front = torch.where(index >= 0, index, places)
+    first = torch.arange(batch, device=index.device)[:, None] * nodes
+    return Accepted(
+        index, front, lens.int(), emitted[:, :nodes], bonus, lengths.long() + lens, front + first,
+        lengths.long()[:, None] + places, first + places if slots is None else slots[:, :width].contiguous(),
+    )  # fmt: skip
 
 
 def draw(probs: torch.Tensor, seeds: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:

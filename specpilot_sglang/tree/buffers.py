@@ -46,8 +46,9 @@ class KeptInputs:
 
     def gates(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The layers' gate parameters as they are now: a weight update may have changed them."""
-        torch.stack([layer.A_log.detach().float() for layer in self.layers], out=self.a_log)
-        torch.stack([layer.dt_bias.detach().float() for layer in self.layers], out=self.dt_bias)
+        with torch.no_grad():
+            _gather([layer.A_log for layer in self.layers], self.a_log)
+            _gather([layer.dt_bias for layer in self.layers], self.dt_bias)
         return self.a_log, self.dt_bias
 
 
@@ -142,6 +143,14 @@ def kept_bytes(config: Any, rows: int, layers: int, width: int) -> int:
     key = config.linear_num_key_heads * config.linear_key_head_dim
     value = config.linear_num_value_heads * config.linear_value_head_dim
     return layers * rows * width * 2 * (2 * key + value + config.linear_num_value_heads)
+
+
+def _gather(rows: list[torch.Tensor], out: torch.Tensor) -> None:
+    """Copy rows [heads] to `out` [rows, heads]: one launch, two where the type differs, whatever their number."""
+    if rows[0].dtype == out.dtype:
+        torch.cat(rows, out=out.view(-1))
+    else:
+        out.view(-1).copy_(torch.cat(rows))
 
 
 def _linear_layers(runner: Any) -> list[Any]:

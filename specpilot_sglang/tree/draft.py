@@ -16,21 +16,25 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
+from specpilot_sglang.kernels.tree_build.verify import Opened
+from specpilot_sglang.tree.tiers import Tier
 
 
-def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
+def draft_trees(worker: Any, tier: Tier, batch: Any, opened: Opened) -> LinkedTrees:
     """Run the drafter once over a block of the committed token and masks, and build a tree a request.
 
     Args:
         worker: the tree worker.
+        tier: the batch's.
         batch: SGLang's decode batch; `batch.spec_info` holds the committed tokens.
+        opened: its block, see `open_step`.
 
     Returns:
         The tier's own buffers, which the next call overwrites.
     """
-    ids, positions, slots = _block(worker, batch)
+    ids, positions, slots, _ = opened
     size, block = ids.shape
-    host = _host_lengths(batch, block)
+    host, total = _host_lengths(batch, block)
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=size,
@@ -38,7 +42,7 @@ def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
         req_pool_indices=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
         out_cache_loc=slots.flatten(),
-        seq_lens_sum=int(host.sum()),
+        seq_lens_sum=total,
         seq_lens_cpu=host,
         positions=positions.flatten(),
         input_embeds=_embed(worker, ids),
@@ -58,8 +62,7 @@ def draft_trees(worker: Any, batch: Any) -> LinkedTrees:
         output = worker.draft_model_runner.forward(forward)
         if worker._draft_sampler is None or not output.can_run_graph:
             worker.sampler(output.logits_output.hidden_states, forward.input_ids)
-    made: LinkedTrees = worker.tiers.of(size).trees.first(size)
-    return made
+    return tier.views(size).trees
 
 
 def plan(worker: Any, batch: Any, slots: torch.Tensor) -> Any:
@@ -74,49 +77,26 @@ def plan(worker: Any, batch: Any, slots: torch.Tensor) -> Any:
     )
 
 
-def window(worker: Any, batch: Any, nodes: int) -> torch.Tensor:
-    """KV slots that the scheduler reserved behind each request's tokens, int64 [batch, nodes]."""
+def open_step(worker: Any, batch: Any, nodes: int) -> Opened:
+    """The drafter's block, and the KV slots that the scheduler reserved behind each request's tokens.
+
+    Args:
+        worker: the tree worker.
+        batch: SGLang's decode batch.
+        nodes: rows a request has in the verify pass.
+    """
+    block, mask = int(worker.block_size), int(worker._mask_token_id)
     table = worker.model_runner.req_to_token_pool.req_to_token
+    lengths, pools, bonus = batch.seq_lens, batch.req_pool_indices, batch.spec_info.bonus_tokens
     if table.is_cuda:
-        from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
+        from specpilot_sglang.kernels.tree_build import verify
 
-        size = len(batch.seq_lens)
-        slots: torch.Tensor = assign_extend_cache_locs_uniform_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=table,
-            start_offset=batch.seq_lens,
-            batch_size=size,
-            draft_token_num=nodes,
-            device=table.device,
-        )
-        return slots.view(size, nodes)
-    columns = batch.seq_lens.long()[:, None] + torch.arange(nodes, device=table.device)
-    return table[batch.req_pool_indices.long()[:, None], columns].long()
-
-
-def _block(worker: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Input ids, positions and KV slots of the block, int64 [batch, block] each."""
-    size, block = len(batch.seq_lens), int(worker.block_size)
-    device = batch.seq_lens.device
-    if device.type == "cuda":
-        from sglang.kernels.ops.speculative.dflash import _prepare_dflash_draft_block_unchecked
-
-        ids, positions, slots = torch.empty(3, size, block, dtype=torch.int64, device=device)
-        _prepare_dflash_draft_block_unchecked(
-            bonus_tokens=batch.spec_info.bonus_tokens.view(-1),
-            prefix_lens=batch.seq_lens.view(-1),
-            req_pool_indices=batch.req_pool_indices.view(-1),
-            req_to_token=worker.model_runner.req_to_token_pool.req_to_token,
-            block_ids_out=ids,
-            positions_out=positions,
-            cache_loc_out=slots,
-            mask_token_id=int(worker._mask_token_id),
-        )
-        return ids, positions, slots
-    ids = torch.full((size, block), int(worker._mask_token_id), dtype=torch.int64, device=device)
-    ids[:, 0] = batch.spec_info.bonus_tokens
-    positions = batch.seq_lens.long()[:, None] + torch.arange(block, device=device)
-    return ids, positions, window(worker, batch, block)
+        return verify.open_step(bonus, lengths, pools, table, block, nodes, mask)
+    ids = torch.full((len(lengths), block), mask, dtype=torch.int64, device=table.device)
+    ids[:, 0] = bonus
+    places = lengths.long()[:, None] + torch.arange(max(block, nodes), device=table.device)
+    slots = table[pools.long()[:, None], places.clamp(max=table.shape[1] - 1)].long()
+    return Opened(ids, places[:, :block], slots[:, :block].contiguous(), slots[:, :nodes].contiguous())
 
 
 def _embed(worker: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -130,8 +110,9 @@ def _embed(worker: Any, ids: torch.Tensor) -> torch.Tensor:
     return embeds.view(-1, embeds.shape[-1])
 
 
-def _host_lengths(batch: Any, block: int) -> torch.Tensor:
-    """Upper bounds of the requests' lengths, on the host."""
+def _host_lengths(batch: Any, block: int) -> tuple[torch.Tensor, int]:
+    """Upper bounds of the requests' lengths, on the host, and of their sum."""
     if batch.seq_lens_cpu is not None:
-        return batch.seq_lens_cpu + block
-    return batch.spec_info.nxt_kv_lens_cpu
+        host = batch.seq_lens_cpu + block
+        return host, int(host.sum())
+    return batch.spec_info.nxt_kv_lens_cpu, int(batch.spec_info.nxt_kv_lens_sum)

@@ -59,4 +59,4 @@ def pair_scores(marginals: MarginalScores, roots: torch.Tensor, markov: Any) -> 
     scores = unary[:, :, None, :] + left @ right.transpose(-1, -2)
     outside = torch.log1p(-unary.logsumexp(-1).exp().clamp(max=1 - 1e-7))
     whole = torch.logaddexp(scores.logsumexp(-1), outside[:, :, None])
-    return LatticeScores.of_logprobs(tokens, scores - whole[..., None])
+    return LatticeScores(tokens, scores - whole[..., None])

@@ -1,4 +1,4 @@
-"""FlashAttention-3's view of a tree's verify pass, worked out in four launches instead of about thirty.
+"""FlashAttention-3's view of a tree's verify pass, worked out in two launches instead of about thirty.
 
 SGLang runs a tree as a cascade: all nodes over the cached tokens, then each node over its own ancestors, listed in a
 page table of single tokens. Stock derives that table from the attention mask by gathers and a sort; the paths of the
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from specpilot_sglang.kernels.tree_build.verify import write_suffixes
 
@@ -30,22 +28,16 @@ def plan_suffixes(original: Callable[..., None], backend: Any, **kwargs: Any) ->
     if not known:
         original(backend, **kwargs)
         return
-    from sglang.srt.layers.attention.flashattention_backend import build_trtllm_mha_page_table
-
     batch = kwargs["bs"]
     prefix = backend.target_verify_metadata_topk_normal[batch]
     suffix = backend.target_verify_metadata_topk_expand[batch]
-    prefix.cache_seqlens_int32.copy_(kwargs["seq_lens"][:batch])
     prefix.max_seq_len_k = backend.max_context_len
-    torch.cumsum(prefix.cache_seqlens_int32, 0, dtype=torch.int32, out=prefix.cu_seqlens_k[1:])
-    build_trtllm_mha_page_table(
-        req_to_token=backend.req_to_token,
-        req_pool_indices=kwargs["req_pool_indices"][:batch],
-        cache_seqlens=prefix.cache_seqlens_int32,
-        page_table=prefix.page_table,
-        page_size=backend.page_size,
+    # As stock fills a chain's: lengths, their sums and the page table in one launch; nodes are not in them.
+    backend._set_decode_page_metadata(
+        kwargs["plan"], prefix, kwargs["req_pool_indices"][:batch], kwargs["seq_lens"][:batch], 0
     )
-    write_suffixes(trees.paths, trees.prepared_out_cache_loc, suffix.page_table, suffix.cache_seqlens_int32)
-    torch.cumsum(suffix.cache_seqlens_int32, 0, dtype=torch.int32, out=suffix.cu_seqlens_k[1:])
+    write_suffixes(
+        trees.paths, trees.prepared_out_cache_loc, suffix.page_table, suffix.cache_seqlens_int32, suffix.cu_seqlens_k
+    )
     backend.forward_metadata = prefix
     backend.forward_metadata_spec_decode_expand = suffix

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_parallel
 
+from specpilot_sglang.kernels.tree_build.best import best_of_vocabulary
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked
 from specpilot_sglang.kernels.tree_build.scores import LatticeScores, MarginalScores
@@ -55,7 +56,7 @@ class TreeSampler:
             from sglang.srt.speculative.dflash_worker_v2 import _selector_lattice
 
             tokens, scores = _selector_lattice(self._worker.draft_model, said, roots)
-            return LatticeScores(tokens, scores)
+            return LatticeScores.normalised(tokens, scores)
         if has_markov_head(self._worker.draft_model):
             marginals = candidates(self._worker, self._head, said, CANDIDATES)
             return pair_scores(marginals, roots, self._worker.draft_model.markov_head)
@@ -77,7 +78,7 @@ def candidates(worker: Any, head: Any, hidden: torch.Tensor, width: int) -> Marg
 
 
 def _over_ranks(logits: torch.Tensor, start: int, width: int, group: Any) -> MarginalScores:
-    best, tokens, norm = _best(logits, min(width, logits.shape[-1]))
+    best, tokens, norm = best_of_vocabulary(logits, min(width, logits.shape[-1]))
     # Doubles hold every token id, so one gather carries scores, ids and the shard's normaliser.
     packed = torch.cat([best.double(), (tokens + start).double(), norm.double()], -1)
     shares = group.all_gather(packed.contiguous(), dim=0).view(group.world_size, *packed.shape)
@@ -88,19 +89,6 @@ def _over_ranks(logits: torch.Tensor, start: int, width: int, group: Any) -> Mar
     # Ranks hold rising shards, so a stable sort resolves ties as one vocabulary would: the lower token first.
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :width]
     return MarginalScores(ids.gather(-1, order), (scores.gather(-1, order) - whole[..., None]).float())
-
-
-def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values and tokens of the best `count` of logits [batch, depth, vocab], and the log-sum-exp [batch, depth, 1]."""
-    if logits.is_cuda:
-        from specpilot_sglang.kernels.tree_build.best import best_tokens
-
-        shape = (*logits.shape[:2], -1)
-        best, tokens, norm = best_tokens(logits.flatten(0, 1), count)
-        return best.view(shape), tokens.view(shape), norm.view(shape)
-    logits = logits.float()
-    best, tokens = logits.topk(count, dim=-1)
-    return best, tokens, logits.logsumexp(-1, keepdim=True)
 
 
 def _build_in_torch(edges: Any, roots: torch.Tensor, budget: int, depth: int, out: LinkedTrees) -> None:

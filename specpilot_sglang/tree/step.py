@@ -22,9 +22,8 @@ from sglang.srt.speculative.spec_utils import (
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 from specpilot_sglang.kernels.tree_build.verify import can_move, move_rows
 from specpilot_sglang.tree.accept import Accepted, accept, target_tokens
-from specpilot_sglang.tree.draft import draft_trees, plan, window
+from specpilot_sglang.tree.draft import draft_trees, open_step, plan
 from specpilot_sglang.tree.gated_delta import commit_layers
-from specpilot_sglang.tree.simulate import forced
 from specpilot_sglang.tree.tiers import Tier
 from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
@@ -35,17 +34,17 @@ def tree_step(worker: Any, tier: Tier, batch: Any, on_publish: Any, grammar_barr
     stream = torch.get_device_module(worker.device).current_stream()
     batch.seq_lens.record_stream(stream)
     draft_input, lengths = batch.spec_info, batch.seq_lens
-    made = draft_trees(worker, batch)
-    slots = window(worker, batch, nodes)
+    opened = open_step(worker, batch, nodes)
+    made = draft_trees(worker, tier, batch, opened)
+    slots = opened.window
     verify_plan = plan(worker, batch, slots)
-    host = draft_input.nxt_kv_lens_cpu if batch.seq_lens_cpu is None else batch.seq_lens_cpu
-    verify_input = TreeVerifyInput.of(
-        made, lengths, int(host.sum()), tier.depth, slots.flatten(), verify_plan, tier.room.paths, tier.room.index
-    )
+    cached = int(draft_input.nxt_kv_lens_sum if batch.seq_lens_cpu is None else batch.seq_lens_cpu.sum())
+    _, paths, index = tier.views(len(lengths))
+    verify_input = TreeVerifyInput.of(made, lengths, cached, tier.depth, slots.flatten(), verify_plan, paths, index)
 
     output = _verify(worker, batch, verify_input, grammar_barrier)
     logits_output = output.logits_output
-    accepted = _accept(worker, tier, batch, made, verify_input, logits_output, draft_input)
+    accepted = _accept(worker, tier, batch, made, verify_input, logits_output, draft_input, slots)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
 
     # Both read `batch.seq_lens` as the lengths before this step.
@@ -53,10 +52,10 @@ def tree_step(worker: Any, tier: Tier, batch: Any, on_publish: Any, grammar_barr
         commit_layers(worker, batch, accepted, nodes)
     elif worker._need_mamba_verify_commit:
         commit_mamba_states_after_verify(worker.target_worker, batch, accepted.lens, accepted.flat_index(nodes), nodes)
-    front = _move_kv(worker, slots, accepted)
+    _move_kv(worker, slots, accepted)
     if on_publish is not None:
         on_publish(accepted.new_lens)
-    _feed_drafter(worker, nodes, logits_output, accepted, front, verify_plan, lengths)
+    _feed_drafter(worker, nodes, logits_output, accepted, verify_plan)
     logits_output.hidden_states = None
 
     return GenerationBatchResult(
@@ -107,6 +106,7 @@ def _accept(
     verify_input: TreeVerifyInput,
     logits_output: Any,
     draft_input: Any,
+    slots: torch.Tensor,
 ) -> Accepted:
     logits = logits_output.next_token_logits
     chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
@@ -115,9 +115,7 @@ def _accept(
     site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
     worker._tp_sync.sync(site, chosen)
     chosen = chosen.view(made.trees.tokens.shape)
-    if worker.simulated_length:
-        chosen = forced(made, chosen, worker.simulated_length)
-    return accept(made.trees, chosen, batch.seq_lens, tier.depth + 1)
+    return accept(made, chosen, batch.seq_lens, tier.depth + 1, slots, worker.simulated_length)
 
 
 def _finish_outputs(
@@ -144,38 +142,35 @@ def _finish_outputs(
     logits_output.sampling_mask_output = capture.build_output(out_tokens=accepted.tokens, commit_lens=accepted.lens)
 
 
-def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> torch.Tensor:
-    """Bring the accepted path's keys and values to the front of each window; returns the front's slots."""
-    front = slots[:, : accepted.index.shape[1]]
+def kv_rows(worker: Any) -> Any:
+    """The target's pool of keys and values where one kernel may move its rows, None where its own code has to."""
     pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
     rows = pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool
-    if slots.is_cuda and type(rows) is MHATokenToKVPool and can_move(rows):
+    return rows if type(rows) is MHATokenToKVPool and can_move(rows) else None
+
+
+def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> None:
+    """Bring the accepted path's keys and values to the front of each window."""
+    rows = kv_rows(worker) if slots.is_cuda else None
+    if rows is not None:
         move_rows(rows, slots, accepted.index, accepted.lens)
-        return front
-    pool.move_kv_cache(front.flatten(), slots.gather(1, accepted.front).flatten())
-    return front
+        return
+    pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
+    pool.move_kv_cache(accepted.locs.flatten(), slots.gather(1, accepted.front).flatten())
 
 
-def _feed_drafter(
-    worker: Any,
-    nodes: int,
-    logits_output: Any,
-    accepted: Accepted,
-    front: torch.Tensor,
-    kv_plan: Any,
-    lengths: torch.Tensor,
-) -> None:
+def _feed_drafter(worker: Any, nodes: int, logits_output: Any, accepted: Accepted, kv_plan: Any) -> None:
     """Give the drafter context keys and values of accepted nodes only, at the places they were moved to."""
-    batch, width = front.shape
-    hidden = logits_output.hidden_states
-    hidden = hidden[: batch * nodes].view(batch, nodes, -1)
-    path = hidden.gather(1, accepted.front[:, :, None].expand(-1, -1, hidden.shape[2]))
-    locs = worker._draft_write_ids(kv_plan).view(batch, nodes)[:, :width].contiguous()
-    positions = lengths.long()[:, None] + torch.arange(width, device=front.device)
+    batch, width = accepted.index.shape
+    locs = accepted.locs
+    written = worker._draft_write_ids(kv_plan)
+    if written is not kv_plan.write_virtual:
+        # The drafter's pool has slot numbers of its own.
+        locs = written.view(batch, nodes)[:, :width].contiguous()
     worker._append_target_hidden_to_draft_kv_by_loc(
-        target_hidden=path.reshape(batch * width, -1),
+        target_hidden=logits_output.hidden_states.index_select(0, accepted.rows.flatten()),
         cache_loc=locs.flatten(),
         cache_loc_2d=locs,
-        positions=positions.flatten(),
+        positions=accepted.positions.flatten(),
         commit_lens=accepted.lens,
     )

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import torch
+
+from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 from specpilot_sglang.tree.buffers import Room, buffers_of, captured_sizes, make_buffers, most_requests
 from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.widths import WidthPolicy
+
+
+class Views(NamedTuple):
+    """The first rows of a tier's buffers.
+
+    Attributes:
+        trees: where the drafter leaves this many trees.
+        paths: where their paths go, None where nothing reads them.
+        index: int64 [requests, width], rows in order.
+    """
+
+    trees: LinkedTrees
+    paths: TreePaths | None
+    index: torch.Tensor
 
 
 @dataclass
@@ -33,6 +50,18 @@ class Tier:
     trees: LinkedTrees
     backend: Any = None
     graphs: Any = None
+    _views: dict[int, Views] = field(default_factory=dict)
+
+    def views(self, requests: int) -> Views:
+        """The part of this tier's buffers that a batch uses; the same object for every batch of this size."""
+        found = self._views.get(requests)
+        if found is None:
+            paths = self.room.paths
+            found = Views(
+                self.trees.first(requests), None if paths is None else paths.first(requests), self.room.index[:requests]
+            )
+            self._views[requests] = found
+        return found
 
     def use(self, runner: Any) -> None:
         """Make the target's next pass one of this width."""
@@ -80,13 +109,17 @@ class Tiers:
         """The tier of a batch."""
         return self._by_width[self.policy.width(padded(self.sizes, requests))]
 
+    def all(self) -> list[Tier]:
+        """Every width that can occur."""
+        return list(self._by_width.values())
+
     def capture(self, runner: Any) -> None:
         """Give each width an attention backend, and graphs for the sizes that have it; the widest has its own."""
         first = self._by_width[self.policy.width(1)]
         if str(runner.device).startswith("cpu"):
             return
         first.backend, first.graphs = runner.attn_backend, runner.decode_cuda_graph_runner
-        for tier in self._by_width.values():
+        for tier in self.all():
             if tier is not first:
                 _capture(runner, tier, first.graphs)
 

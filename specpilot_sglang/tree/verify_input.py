@@ -43,7 +43,7 @@ class TreeVerifyInput(EagleVerifyInput):
         max_depth: int,
         cache_locs: torch.Tensor,
         plan: object,
-        room: TreePaths | None,
+        paths: TreePaths | None,
         index: torch.Tensor | None = None,
     ) -> TreeVerifyInput:
         """Describe trees to the target.
@@ -55,13 +55,12 @@ class TreeVerifyInput(EagleVerifyInput):
             max_depth: tokens of the longest path a tree may have.
             cache_locs: int64 [batch * nodes], KV slots of the nodes.
             plan: SGLang's KV plan of these slots.
-            room: where the paths go, None where nothing reads them.
-            index: int64 [at least batch, nodes], rows in order, to save a launch.
+            paths: where the trees' paths go, None where nothing reads them.
+            index: int64 [batch, nodes], rows in order, to save a launch.
         """
         trees = made.trees
         batch, nodes = trees.tokens.shape
         device = trees.tokens.device
-        paths = None if room is None else room.first(batch)
         if device.type == "cuda":
             from specpilot_sglang.kernels.tree_build.verify import mask_cells, write_inputs
 
@@ -69,14 +68,12 @@ class TreeVerifyInput(EagleVerifyInput):
             positions = write_inputs(trees, lengths, max_depth + 1, mask, paths)
         else:
             mask, positions = full_mask(trees.ancestors(), lengths), trees.positions(lengths)
-            paths = None if room is None else TreePaths.of(trees.parents, max_depth + 1)
+            paths = None if paths is None else TreePaths.of(trees.parents, max_depth + 1)
         return cls(
             draft_token=trees.tokens.flatten(),
             custom_mask=mask,
             positions=positions.flatten(),
-            retrieve_index=(
-                torch.arange(batch * nodes, device=device).view(batch, nodes) if index is None else index[:batch]
-            ),
+            retrieve_index=torch.arange(batch * nodes, device=device).view(batch, nodes) if index is None else index,
             retrieve_next_token=made.child,
             retrieve_next_sibling=made.sibling,
             retrieve_cum_len=None,

@@ -66,10 +66,13 @@ class TreeWorker:
 
     def init_cuda_graphs(self) -> None:
         """See `BaseSpecWorker`; the trees are built inside the drafter's graph, the target has graphs a width."""
+        from specpilot_sglang.tree.warm import warm_kernels
+
         stock: Any = super()
         with self._drafting():
             stock.init_cuda_graphs()
         self.tiers.capture(self.model_runner)
+        warm_kernels(self)
 
     def _maybe_build_draft_sampler(self) -> Any:
         return self.sampler

@@ -78,7 +78,7 @@ def check_lattice_gives_the_same_trees():
     generator = torch.Generator().manual_seed(3)
     for budget, limit in ((24, None), (12, 2)):
         tokens = torch.stack([torch.randperm(50, generator=generator)[:5] for _ in range(3 * 4)]).view(3, 4, 5)
-        edges = LatticeScores(tokens, 2 * torch.randn(3, 4, 5, 5, generator=generator))
+        edges = LatticeScores.normalised(tokens, 2 * torch.randn(3, 4, 5, 5, generator=generator))
         roots = torch.tensor([1, 2, 3])
         expected = build(edges, roots, budget, limit)
         found = build_linked(edges, roots, budget, limit)
@@ -130,12 +130,14 @@ def check_page_table_of_paths_is_what_the_mask_gives():
     made, _ = padded_trees(12, 10, torch.tensor([10, 1, 7]))
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(2))[:36]
     table, seen = torch.full((48, 12), 7, dtype=torch.int32), torch.full((48,), 99, dtype=torch.int32)
-    verify.write_suffixes(TreePaths.of(made.trees.parents, 5), slots, table, seen)
+    ends = torch.zeros(49, dtype=torch.int32)
+    verify.write_suffixes(TreePaths.of(made.trees.parents, 5), slots, table, seen, ends)
     ancestors = made.trees.ancestors()
     for row in range(36):
         expected = slots.view(3, 12)[row // 12][ancestors[row // 12, row % 12]].tolist()
         assert table[row, : int(seen[row])].tolist() == expected, row
     assert (seen[36:] == 1).all()
+    assert ends[1:].tolist() == seen.cumsum(0).tolist()
     assert (table[36:] == 7).all()
 
 
@@ -153,7 +155,12 @@ def check_acceptance_is_that_of_torch():
                 if torch.rand(1, generator=generator) < agreement:
                     chosen[row, int(trees.parents[row, node])] = trees.tokens[row, node]
         expected = walk(trees, chosen, lengths, 5)
-        index, front, lens, emitted, bonus, new_lens = verify.accept(trees, chosen, lengths, 5)
+        window = torch.randperm(36, generator=generator).view(3, 12)
+        found = verify.accept(trees, chosen, lengths, 5, window)
+        index, front, lens, emitted, bonus, new_lens = found[:6]
+        assert torch.equal(found.rows, front + 12 * torch.arange(3)[:, None])
+        assert torch.equal(found.positions, lengths[:, None] + torch.arange(5))
+        assert torch.equal(found.locs, window[:, :5])
         assert torch.equal(index, expected.index)
         assert torch.equal(front, expected.front)
         assert torch.equal(lens, expected.lens)
@@ -164,6 +171,34 @@ def check_acceptance_is_that_of_torch():
             assert (emitted[row, length:] == 0).all()
         seen |= set(lens.tolist())
     assert len(seen) > 2, seen
+
+
+def check_simulated_acceptance_is_that_of_torch():
+    from specpilot_sglang.tree.accept import walk
+    from specpilot_sglang.tree.simulate import forced
+
+    lengths = torch.tensor([5, 0, 9])
+    made, _ = padded_trees(12, 12, torch.tensor([12, 7, 1]), seed=6)
+    chosen = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(8))
+    for length in (1, 3, 9):
+        expected = walk(made.trees, forced(made, chosen, length), lengths, 5)
+        found = verify.accept(made.trees, chosen, lengths, 5, simulated=(made.child, length))
+        for name in ("index", "lens", "bonus", "new_lens"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), (length, name)
+    assert found.locs is None
+
+
+def check_a_step_opens_with_the_block_and_the_window_behind_the_cached_tokens():
+    table = torch.arange(4 * 30, dtype=torch.int32).view(4, 30)
+    bonus, lengths, pools = torch.tensor([7, 8, 9]), torch.tensor([5, 0, 27]), torch.tensor([2, 0, 3])
+    for block, nodes in ((4, 11), (8, 3)):
+        opened = verify.open_step(bonus, lengths, pools, table, block, nodes, 1)
+        places = lengths[:, None] + torch.arange(max(block, nodes))
+        slots = torch.where(places < 30, table[pools[:, None], places.clamp(max=29)], 0).long()
+        assert torch.equal(opened.positions, places[:, :block])
+        assert torch.equal(opened.slots, slots[:, :block])
+        assert torch.equal(opened.window, slots[:, :nodes])
+        assert opened.ids.tolist() == [[token, *[1] * (block - 1)] for token in (7, 8, 9)]
 
 
 def check_accepted_rows_move_to_the_front_in_place():

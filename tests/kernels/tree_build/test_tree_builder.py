@@ -30,7 +30,7 @@ def lattice(batch, seed):
     tokens = torch.stack([torch.randperm(VOCAB, generator=generator)[:WIDTH] for _ in range(batch * DEPTH)])
     scores = 3 * torch.randn(batch, DEPTH, WIDTH, WIDTH, generator=generator)
     scores[:, 0] = scores[:, 0, :1]  # every "before" of the first position is the committed token
-    return LatticeScores(tokens.view(batch, DEPTH, WIDTH), scores)
+    return LatticeScores.normalised(tokens.view(batch, DEPTH, WIDTH), scores)
 
 
 def markov(batch, seed):
