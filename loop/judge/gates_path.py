@@ -49,11 +49,12 @@ def counted(load: LoadResult) -> list[str]:
     """Return why the candidate's counters cannot belong to this load; empty when they can."""
     before, after = _hits(load.attestation_before), _hits(load.attestation_after)
     reasons = []
-    for rank, hits in enumerate(after):
+    for rank, (hits, must) in enumerate(zip(after, _must_grow(load.attestation_after), strict=True)):
         grown = {n: count - (before[rank].get(n, 0) if rank < len(before) else 0) for n, count in hits.items()}
-        if not grown:
+        if not must:
             reasons.append(f"rank {rank} counts nothing")
-        reasons += [f"rank {rank}: {name} did not grow: it never ran" for name, more in grown.items() if more <= 0]
+        idle = [name for name in must if grown.get(name, 0) <= 0]
+        reasons += [f"rank {rank}: {name} did not grow: it never ran" for name in idle]
         if grown.get(STEPS, 0) > 0:
             reasons += [f"rank {rank}: {reason}" for reason in _implausible(grown[STEPS], load)]
     return reasons
@@ -107,6 +108,15 @@ def _attested(block: Block, evidence: Evidence) -> list[str]:
         if not attestation.get("ranks"):
             reasons.append(f"{place}: no rank attests")
     return reasons
+
+
+def _must_grow(attestation: dict[str, Any] | None) -> list[list[str]]:
+    """Return each rank's counters that every load must make grow; all of them where a rank does not say which."""
+    must = []
+    for rank in (attestation or {}).get("ranks") or [{}]:
+        hits = set(map(str, rank.get("hits") or {}))
+        must.append(sorted(set(map(str, rank.get("proofs", hits))) | (hits & {STEPS})))
+    return must
 
 
 def _hits(attestation: dict[str, Any] | None) -> list[dict[str, int]]:

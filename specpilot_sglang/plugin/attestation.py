@@ -48,6 +48,7 @@ def rank_report(rank: int | None = None) -> dict[str, Any]:
         "patches": [asdict(p) for p in _applied],
         "mechanisms": mechanism_report(active),
         "hits": counters.snapshot(),
+        "proofs": counters.proofs(),
         "simulated_acceptance": {n: os.environ[n] for n in SIMULATION_VARIABLES if os.environ.get(n)},
     }
 

@@ -44,8 +44,10 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         steps_counter: counter of draft-and-verify steps, which the stock worker's own patch no longer reaches.
     """
     policy = tree.policy("cuda" if torch.cuda.is_available() else "cpu")
-    for name in (TREE_STEPS, TREE_NODES, TREE_GRAPHS, *map(steps_of_width, policy.widths)):
+    for name in (TREE_STEPS, TREE_NODES):
         counters.declare(name)
+    for name in (TREE_GRAPHS, *map(steps_of_width, policy.widths)):
+        counters.declare(name, proof=False)
     worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows = _FINGERPRINTS
 
     patches = [

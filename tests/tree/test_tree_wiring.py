@@ -37,6 +37,9 @@ def test_worker_is_replaced_by_a_subclass_and_put_back():
         assert found.forward_batch_generation is not stock.forward_batch_generation
         assert found.tree == TreeSettings(16)
         assert {"tree_steps": 0, "tree_nodes_verified": 0}.items() <= counters.snapshot().items()
+        # One width and no CUDA graph are all that a load may need: such counters are attested, and prove nothing.
+        assert {"tree_graph_replays", "tree_steps_of_16_rows"} <= counters.snapshot().keys()
+        assert counters.proofs() == ["tree_nodes_verified", "tree_steps"]
     finally:
         patches.undo()
     assert dflash_worker_v2.DFlashWorkerV2 is stock
