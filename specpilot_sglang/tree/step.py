@@ -41,8 +41,11 @@ def tree_step(worker: Any, tier: Tier, batch: Any, on_publish: Any, grammar_barr
     cached = int(draft_input.nxt_kv_lens_sum if batch.seq_lens_cpu is None else batch.seq_lens_cpu.sum())
     _, paths, index = tier.views(len(lengths))
     verify_input = TreeVerifyInput.of(made, lengths, cached, tier.depth, slots.flatten(), verify_plan, paths, index)
+    if worker.tree.gated_delta:
+        # Stock's hybrid backends would copy them for kernels of theirs that no layer runs.
+        verify_input.retrieve_next_token = verify_input.retrieve_next_sibling = None
 
-    output = _verify(worker, batch, verify_input, grammar_barrier)
+    output = _verify(worker, batch, made, verify_input, grammar_barrier)
     logits_output = output.logits_output
     accepted = _accept(worker, tier, batch, made, verify_input, logits_output, draft_input, slots)
     _finish_outputs(batch, accepted, verify_input, logits_output, draft_input)
@@ -71,17 +74,16 @@ def tree_step(worker: Any, tier: Tier, batch: Any, on_publish: Any, grammar_barr
     )
 
 
-def _verify(worker: Any, batch: Any, verify_input: TreeVerifyInput, grammar_barrier: Any) -> Any:
+def _verify(worker: Any, batch: Any, made: LinkedTrees, verify_input: TreeVerifyInput, grammar_barrier: Any) -> Any:
     """Run the target over all nodes; logits come back with penalties, biases and grammar masks applied."""
     batch.spec_info = verify_input
     forward, _ = eagle_prepare_for_verify(
         verify_input, worker.model_runner.req_to_token_pool, batch, worker.target_worker
     )
-    links = (verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
     grammar = None
     if batch.has_grammar:
         # Starts copies to the host, so it goes before the target's launch.
-        grammar = GrammarTree.from_device(*links, verify_input.draft_token.view(links[0].shape))
+        grammar = GrammarTree.from_device(made.child, made.sibling, made.trees.tokens)
     output = worker.target_worker.forward_batch_generation(batch=None, forward_batch=forward, is_verify=True)
     logits = output.logits_output.next_token_logits
     sampling = batch.sampling_info

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Operations that launch nothing: views, and memory from the caching allocator.
 VIEWS = (
-    "alias", "detach", "expand", "select", "slice", "split", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
-    "_unsafe_view", "as_strided", "permute", "_reshape_alias",
+    "alias", "detach", "expand", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+    "unsqueeze", "view", "_unsafe_view", "as_strided", "permute", "_reshape_alias",
 )  # fmt: skip
 ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from step_cost import FakeTensorMode, one_step, pretend, stub_tier
 
 #: A chain's greedy step: block, embedding, two copies of draft tokens, page table, argmax, acceptance. A tree has one
@@ -35,3 +38,46 @@ def test_what_the_start_has_compiled_serves_batches_of_every_size(monkeypatch, w
             needed = one_step(patch, requests, width, simulated).compiled
         assert len(needed) == 5
         assert needed <= warmed.compiled, [key[0] for key in needed - warmed.compiled]
+
+
+def test_committing_launches_the_same_for_any_number_of_layers(monkeypatch):
+    """Gate parameters of all layers are gathered together: not a cast and a copy a layer."""
+    from specpilot_sglang.tree import gated_delta
+    from specpilot_sglang.tree.buffers import KeptInputs
+
+    def launched(layers):
+        counted = pretend(monkeypatch)
+        heads, dim, rows = 4, 16, 3 * 8
+        with FakeTensorMode():
+            shape = {"q_dim": 32, "k_dim": 32, "v_dim": 64, "num_v_heads": heads, "num_q_heads": 2, "num_k_heads": 2}
+            made = [
+                SimpleNamespace(
+                    **shape, head_q_dim=dim, head_k_dim=dim, head_v_dim=dim,
+                    A_log=torch.nn.Parameter(torch.zeros(heads, device="cuda")),
+                    dt_bias=torch.nn.Parameter(torch.zeros(heads, dtype=torch.bfloat16, device="cuda")),
+                )
+                for _ in range(layers)
+            ]  # fmt: skip
+            kept = KeptInputs(made, rows, torch.bfloat16, "cuda")
+            cache = SimpleNamespace(
+                temporal=torch.zeros(layers, 5, heads, dim, dim, device="cuda"),
+                conv=[torch.zeros(layers, 5, 128, 3, device="cuda")],
+            )
+            backend = SimpleNamespace(
+                req_to_token_pool=SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: cache),
+                forward_metadata=SimpleNamespace(mamba_cache_indices=torch.zeros(4, dtype=torch.int32, device="cuda")),
+            )
+            runner = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
+            monkeypatch.setattr(gated_delta, "buffers_of", lambda runner: SimpleNamespace(kept=kept))
+            accepted = SimpleNamespace(
+                index=torch.zeros(3, 8, dtype=torch.int64, device="cuda"),
+                lens=torch.ones(3, dtype=torch.int32, device="cuda"),
+            )
+            with counted:
+                gated_delta.commit_layers(
+                    SimpleNamespace(model_runner=runner), SimpleNamespace(mamba_track_indices=None), accepted, 8
+                )
+        return counted.launched
+
+    assert launched(3) == launched(24)
+    assert len(launched(24)) <= 6

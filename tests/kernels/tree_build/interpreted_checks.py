@@ -141,6 +141,23 @@ def check_page_table_of_paths_is_what_the_mask_gives():
     assert (table[36:] == 7).all()
 
 
+def check_masks_and_page_tables_of_many_requests_lie_behind_those_before():
+    """More requests than one round of a kernel adds up, and more rows."""
+    batch, nodes = 70, 4
+    made = build_linked(edges_of(batch, 3, 4, 1), torch.arange(batch), nodes)
+    lengths = torch.arange(batch) % 7
+    expected = full_mask(made.trees.ancestors(), lengths)
+    mask = torch.ones(verify.mask_cells(nodes, batch, int(lengths.sum())), dtype=torch.bool)
+    verify.write_inputs(made.trees, lengths, 4, mask, None)
+    assert torch.equal(mask, expected)
+    rows = (batch + 3) * nodes
+    table, seen = torch.zeros(rows, nodes, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    ends = torch.zeros(rows + 1, dtype=torch.int32)
+    verify.write_suffixes(TreePaths.of(made.trees.parents, 4), torch.arange(batch * nodes), table, seen, ends)
+    assert seen[: batch * nodes].tolist() == made.trees.ancestors().sum(-1).flatten().tolist()
+    assert ends[1:].tolist() == seen.cumsum(0).tolist()
+
+
 def check_acceptance_is_that_of_torch():
     from specpilot_sglang.tree.accept import walk
 
