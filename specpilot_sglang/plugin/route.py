@@ -21,7 +21,7 @@ def document(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the response body: what all ranks share at the top, what differs below `ranks`."""
     first = ranks[0]
     shared = ("plugin", "sglang", "mode", "overlay", "algorithm", "server_args", "overridden", "simulated_acceptance")
-    own = ("rank", "pid", "patches", "mechanisms", "hits")
+    own = ("rank", "pid", "patches", "mechanisms", "hits", "proofs")
     return {
         **{key: first[key] for key in shared},
         "consistent": all(all(r[key] == first[key] for key in shared) for r in ranks),

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from specpilot_sglang.plugin import attestation, counters
+from specpilot_sglang.plugin import attestation, counters, route
 from specpilot_sglang.plugin.active import from_parent
 from specpilot_sglang.plugin.entry import ENV_ACTIVE
 from specpilot_sglang.plugin.launcher import Launcher
@@ -227,6 +227,7 @@ def test_a_rank_that_does_not_attest_or_runs_another_overlay_stops(launch, smoll
     )  # fmt: skip
     good = {"status": "ready", attestation.KEY: attestation.rank_report(0)}
     assert len(attestation.check_ranks([good, good])) == 2
+    assert route.document([good[attestation.KEY]])["ranks"][0]["proofs"] == ["speculative_steps"]
     with pytest.raises(PluginError, match="rank 1 did not attest"):
         attestation.check_ranks([good, {"status": "ready"}])
     other = {**good[attestation.KEY], "overlay": {"name": "x", "sha256": "0" * 64}}
