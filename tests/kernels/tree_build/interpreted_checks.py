@@ -178,6 +178,8 @@ def check_acceptance_is_that_of_torch():
         assert torch.equal(found.rows, front + 12 * torch.arange(3)[:, None])
         assert torch.equal(found.positions, lengths[:, None] + torch.arange(5))
         assert torch.equal(found.locs, window[:, :5])
+        again = walk(trees, chosen, lengths, 5, window)
+        assert all(torch.equal(getattr(found, name), getattr(again, name)) for name in ("rows", "positions", "locs"))
         assert torch.equal(index, expected.index)
         assert torch.equal(front, expected.front)
         assert torch.equal(lens, expected.lens)
