@@ -21,12 +21,13 @@ from specpilot_sglang.kernels.w12_gemm.linear import _by_slices, decode_weight, 
 from specpilot_sglang.kernels.w12_gemm.pack import PackedWeight, pack
 from specpilot_sglang.kernels.w12_gemm.plan import choose
 from specpilot_sglang.kernels.w12_gemm.tiling import MAX_TOKENS, Decoder
-from specpilot_sglang.w12.codec_torch import decode, encode
+from specpilot_sglang.w12.codec_torch import decode
+from specpilot_sglang.w12.kernel import encode
 
 #: Bytes of weights a graph reads before it comes back to the first copy (twice the 60 MB L2 of an H200, and more).
 ROTATED = 300 << 20
 #: Microseconds a graph aims to run, and how often each is replayed.
-GRAPH_US, REPLAYS = 1500.0, 15
+GRAPH_US, REPLAYS = 1000.0, 11
 #: Weights of Qwen3.8-27B, of an 8B and of a 1.5B model, [N, K].
 SHAPES = (
     (14336, 5120), (5120, 6144), (34816, 5120), (5120, 17408), (16384, 5120), (96, 5120), (248320, 5120),
@@ -186,7 +187,8 @@ def time_candidates(candidates: Sequence[Candidate], n: int, k: int, tokens: int
     with torch.cuda.stream(stream):
         for c in candidates:
             c.call(0)
-            rounds = max(1, round(GRAPH_US / (c.stream_bytes / 3.5e6) / c.copies))
+            expected = max(c.stream_bytes / 3.5e6, n * k * tokens / 3.5e8)
+            rounds = max(1, round(GRAPH_US / expected / c.copies))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(rounds):

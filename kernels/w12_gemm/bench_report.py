@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Report:
 
     about: Mapping[str, Any]
     copy: float
-    timings: Sequence[Timing]
+    timings: list[Timing]
 
     def cells(self) -> Cells:
         """Return timings by shape and tokens, then by name."""
@@ -62,19 +62,26 @@ class Report:
             return math.nan, math.nan
         return math.exp(sum(map(math.log, values)) / len(values)), min(values)
 
-    def save(self, path: Path) -> None:
-        """Write everything as JSON."""
+    def save(self, path: Path, *, complete: bool = True) -> None:
+        """Write everything as JSON, by way of a file beside it: a run that is stopped leaves a whole file.
+
+        Args:
+            path: where to; `complete` says there whether the run came to its end.
+        """
+        cells = self.cells()
         rows = [
             asdict(t)
             | {
                 "terabytes_per_second": t.terabytes_per_second,
                 "share_of_copy": t.terabytes_per_second / self.copy,
-                "ratio": best(self.cells()[t.n, t.k, t.tokens]) / t.microseconds,
+                "ratio": best(cells[t.n, t.k, t.tokens]) / t.microseconds,
             }
             for t in self.timings
         ]
-        body = {**self.about, "copy_terabytes_per_second": self.copy, "rows": rows}
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        body = {**self.about, "complete": complete, "copy_terabytes_per_second": self.copy, "rows": rows}
+        scratch = path.with_suffix(".part")
+        scratch.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        scratch.replace(path)
 
 
 def best(cell: Mapping[str, Timing]) -> float:

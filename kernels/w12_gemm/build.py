@@ -43,7 +43,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def uses_wgmma(tiling: Tiling, token_eights: int, arch: str) -> bool:
     """Tell whether a kernel multiplies by `wgmma`, which only Hopper has; its bits are those of `mma`."""
-    return token_eights >= tiling.wgmma and arch == "sm_90a"
+    return arch == "sm_90a" and tiling.rows >= 4 and token_eights >= tiling.wgmma_from
 
 
 def gemm_options(tiling: Tiling, decoder: Decoder, token_eights: int, arch: str) -> list[str]:
@@ -54,8 +54,10 @@ def gemm_options(tiling: Tiling, decoder: Decoder, token_eights: int, arch: str)
         "NT": token_eights,
         "ROWS": tiling.rows,
         "WN": tiling.warps(token_eights, wgmma=wgmma),
+        "WK": tiling.wk,
+        "PARTS": tiling.parts(token_eights),
+        "WGMMA": int(wgmma),
     }
-    values |= {"WK": tiling.wk, "PARTS": tiling.parts(token_eights), "WGMMA": int(wgmma)}
     return [f"-D{name}={value}" for name, value in values.items()]
 
 

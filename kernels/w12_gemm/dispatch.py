@@ -1,4 +1,4 @@
-"""Which weights W12 serves: those a measured table says are not slower than in BF16, from one token to 64.
+"""Which weights W12 serves: those a measured table says decode faster than in BF16 (`decide`).
 
 No weight is kept twice, so the choice is made once for each weight, at load. `specpilot bench gemm --table` writes
 the table, `dispatch.json`, one entry for each GPU and shape. A GPU or shape that was not measured follows a rule of
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from specpilot_sglang.errors import W12Error
-from specpilot_sglang.kernels.w12_gemm.tiling import UNIT_ROWS
+from specpilot_sglang.kernels.w12_gemm.tiling import MAX_TOKENS, UNIT_ROWS
 from specpilot_sglang.w12.codec_torch import W12Tensor
 
 TABLE = Path(__file__).with_name("dispatch.json")
 #: Two runs of the baseline itself differ by this much.
 NOISE = 0.02
+#: Most tokens of a step that counts as decoding alone, and what a weight may lose between that and 64 tokens.
+DECODING, TRADE = 32, 0.07
 #: Weights of the smallest matrix that an unmeasured GPU or shape serves as W12.
 SMALLEST = 1 << 24
 #: Share of escapes in sixteen rows up to which large weights are not slower than BF16 (docs/measured.md).
@@ -56,8 +58,18 @@ def densest(weight: W12Tensor) -> float:
 
 
 def decide(ratios: Mapping[int, float]) -> bool:
-    """Tell whether speed ratios to BF16, by number of tokens, are those of a weight to serve as W12."""
-    return min(ratios.values()) >= 1 - NOISE
+    """Tell whether speed ratios to BF16, by number of tokens, are those of a weight to serve as W12.
+
+    A trade: decoding reads every weight once a step and takes most of a server's time, a prompt reads it once a chunk.
+    So a weight must lose nothing up to 32 tokens; with up to 64, as when drafts are verified, it may lose 7 %, less
+    than it gains with fewer; what it loses with more tokens (docs/measured.md) does not count.
+
+    Raises:
+        ValueError: nothing was measured up to 32 tokens.
+    """
+    decoding = min(r for m, r in ratios.items() if m <= DECODING)
+    verifying = min(r for m, r in ratios.items() if m <= MAX_TOKENS)
+    return decoding >= 1 - NOISE and verifying >= 1 - TRADE
 
 
 def write(

@@ -22,8 +22,9 @@ from specpilot_sglang.kernels.w12_gemm.tiling import (
 
 #: Token eights that have a kernel; a call takes the smallest that holds its tokens.
 TOKEN_EIGHTS = (1, 2, 4, 8)
-#: Bytes of a CTA's weights that are called into L2 while the kernel before it ends, and most chunks of them.
-AHEAD, MOST_AHEAD = 48 << 10, 16
+#: Most bytes of a CTA's weights that are called into L2 while the kernel before it ends, their least inverse share of
+#: all its weights (more would take memory from that kernel), and most chunks of them.
+AHEAD, AHEAD_SHARE, MOST_AHEAD = 48 << 10, 5, 16
 
 
 class _Params(ctypes.Structure):
@@ -148,7 +149,8 @@ def _params(weight: PackedWeight, y: torch.Tensor, decoder: Decoder, stages: int
     pointers = (*(t.data_ptr() for t in tensors), *marks)
     chunks = tiling.chunks(weight.k)
     numbers = (*y.shape, ctas, chunks, *divmod(tiling.tiles(weight.n) * chunks, ctas), stages, 4 * lists.numel())
-    ahead = min(MOST_AHEAD, AHEAD // (tiling.rows * tiling.wk * UNIT_BYTES[decoder]))
+    ahead_bytes = min(AHEAD, weight.stream_bytes(decoder) // (ctas * AHEAD_SHARE))
+    ahead = min(MOST_AHEAD, ahead_bytes // (tiling.rows * tiling.wk * UNIT_BYTES[decoder]))
     return _Params(*pointers, y.stride(0), *numbers, weight.linger_ns, ahead)
 
 

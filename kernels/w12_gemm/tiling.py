@@ -16,6 +16,9 @@ from specpilot_sglang.errors import W12Error
 UNIT_ROWS, UNIT_COLUMNS = 16, 64
 #: Tokens of the widest kernel; more tokens than this take decode + cuBLAS.
 MAX_TOKENS = 64
+#: Consumer warps of a CTA up to which, with 25 to 32 tokens, two CTAs that multiply by `mma` are faster on a
+#: multiprocessor than one that does by `wgmma`.
+FEW_WARPS = 10
 #: Fewest chunks a CTA gets: below it, summing partial tiles costs more than idle multiprocessors.
 MIN_CHUNKS = 4
 
@@ -44,36 +47,42 @@ class Tiling:
         wk: 64-column units of a chunk along K, each summed by warps of its own.
         ctas: CTAs with work; 0 is one for each multiprocessor. A number that cuts tiles x chunks at tiles' ends (or the
             tiles into equal parts) saves summing partial tiles (or waiting for the last part).
-        shared_parts: a CTA takes 1 / `shared_parts` of a multiprocessor's shared memory. With more than one part, the
-            next launch's CTAs fit beside this one's and prefetch while this one ends.
-        wide_parts: `shared_parts` of the kernels for 25 tokens and more, which need more registers.
-        wgmma: kernels for at least so many token eights multiply by `wgmma`.
+        shared_parts: a CTA takes 1 / `shared_parts` of a multiprocessor's shared memory in the kernels for up to 16
+            tokens. With more than one part, the next launch's CTAs fit beside this one's and prefetch while it ends.
+        wgmma: kernels for at least so many token eights multiply by `wgmma`; 0: those that were measured to be faster.
     """
 
     rows: int = 16
     wk: int = 1
     ctas: int = 0
     shared_parts: int = 2
-    wide_parts: int = 1
-    wgmma: int = 4
+    wgmma: int = 0
 
-    def warps(self, token_eights: int = 8, *, wgmma: bool) -> int:
-        """Return the consumer warps along N.
+    def warps(self, token_eights: int, *, wgmma: bool) -> int:
+        """Return the consumer warps along N: one for each row unit.
 
-        For `wgmma` whole warpgroups; but with one warp along K and up to 32 tokens, `mma` takes the units left over
-        (with 64 tokens one warp would be too slow for that).
+        `wgmma` needs four units at a time; `mma` takes those left over, but three of them with 33 tokens and more are
+        faster with a fourth warp that has no unit.
         """
-        if not wgmma or (self.wk == 1 and self.rows > 4 and token_eights <= 4):
-            return self.rows
-        return -(-self.rows // 4) * 4
+        return self.rows + 1 if wgmma and token_eights == 8 and self.rows % 4 == 3 else self.rows
 
     def threads(self, token_eights: int, *, wgmma: bool) -> int:
         """Return the threads of a CTA: consumer warps and one producer warp."""
         return 32 * (self.warps(token_eights, wgmma=wgmma) * self.wk + 1)
 
+    @property
+    def wgmma_from(self) -> int:
+        """Token eights of the narrowest kernel that multiplies by `wgmma`."""
+        return self.wgmma or (8 if self.rows * self.wk <= FEW_WARPS else 4)
+
     def parts(self, token_eights: int) -> int:
-        """Return the parts of a multiprocessor, one for each CTA, in the kernel for `token_eights`."""
-        return self.wide_parts if token_eights >= 4 else self.shared_parts
+        """Return the parts of a multiprocessor, one for each CTA, in the kernel for `token_eights`.
+
+        Kernels for 25 tokens and more need more registers than half a multiprocessor has for many warps.
+        """
+        if token_eights < 4:
+            return self.shared_parts
+        return 2 if token_eights == 4 and self.rows * self.wk <= FEW_WARPS else 1
 
     @property
     def tile_rows(self) -> int:
@@ -129,7 +138,7 @@ def shared_memory(tiling: Tiling, decoder: Decoder, token_eights: int, limit: in
     e = 0 if decoder == Decoder.BF16 else 4 * tiling.words
     x = 1024 * token_eights * tiling.wk
     stage = -(-(x + units * (a + b) + e) // 1024) * 1024
-    reduce = (tiling.wk - 1) * tiling.warps(wgmma=True) * token_eights * 512
+    reduce = (tiling.wk - 1) * tiling.warps(8, wgmma=True) * token_eights * 512
     stages = min(most, (limit - reduce) // (stage + 16))
     if stages < 2:
         raise W12Error(f"{limit} bytes of shared memory do not hold two stages of {stage} bytes", fix="smaller tiles")

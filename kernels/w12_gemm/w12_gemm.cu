@@ -32,13 +32,15 @@ constexpr int kOffsetE = kOffsetB + kBytesB;
 constexpr int kStage = (kOffsetE + kBytesE + 1023) / 1024 * 1024;  // swizzled boxes start at multiples of 1024
 constexpr u32 kStageBytes = kOffsetE + kBytesE;                    // bytes that arrive in a stage
 constexpr int kReduce = (WK - 1) * WN * NT * 512;
-// Row units that wgmma multiplies, in whole warpgroups; with one warp along K, the up to three left over go by mma.
+// Row units that wgmma multiplies, in whole warpgroups; the up to three left over go by mma, or (WN > ROWS) a warp that has
+// no unit multiplies another's once more.
 constexpr int kByWgmma = !WGMMA ? 0 : WN == ROWS ? ROWS / 4 * 4 : WN;
-// Where it was measured to gain: with more tokens it costs registers, and with one CTA a multiprocessor, whose weights others
-// would have to call, it took longer (docs/measured.md).
-constexpr bool kLooksAhead = NT == 1 && PARTS > 1;
+constexpr bool kMixed = kByWgmma > 0 && kByWgmma < WN;
+constexpr int kLeftOver = kMixed ? WN - kByWgmma : 1, kInGroups = kMixed ? kByWgmma : 1;
+// Where it was measured to gain: with more tokens it costs registers that tiles of many warps do not have, and with one CTA
+// a multiprocessor, whose weights others would have to call, it took longer (docs/measured.md).
+constexpr bool kLooksAhead = (NT == 1 || (NT == 2 && kUnits <= 10)) && PARTS > 1;
 static_assert(WN == ROWS || (WGMMA && WN % 4 == 0 && WN > ROWS && WN < ROWS + 4), "one warp for each row unit of a tile");
-static_assert(!WGMMA || kByWgmma == WN || WK == 1, "warpgroups are four warps in a row");
 
 struct Params {
   const u8* a;        // plane A (or BF16) in chunks
@@ -203,6 +205,15 @@ __device__ __forceinline__ void produce(const Params& p, const TensorMap& x, con
   if (kLooksAhead && blockIdx.x == 0) ptx::store_relaxed(p.mark, 1);
 }
 
+// A consumer warp's place along N and K where wgmma and mma share a tile: warps of wgmma come first, four in a row at one place
+// along K.
+__device__ __forceinline__ int along_n(u32 warp) {
+  return warp < kByWgmma * WK ? warp % kInGroups : kByWgmma + (warp - kByWgmma * WK) % kLeftOver;
+}
+__device__ __forceinline__ int along_k(u32 warp) {
+  return warp < kByWgmma * WK ? warp / kInGroups : (warp - kByWgmma * WK) / kLeftOver;
+}
+
 // Where a warp reads, as offsets in a stage.
 struct Offsets {
   u32 a, b, escape, x;
@@ -260,10 +271,12 @@ __device__ __forceinline__ void multiply_chunks(const Params& p, u32 count, cons
 
 #if WGMMA
 // The same by wgmma. The next chunk's unit is fetched if it has arrived, but not decoded: ptxas (13.0) would compute into
-// the registers that wgmma is reading, and there are none left to keep it from that.
+// the registers that wgmma is reading, and there are none left to keep it from that. Where mma
+// takes units too, zeroed registers make ptxas spill less (34816 rows x 64 tokens: 72 to 75 us instead of 82).
 __device__ __forceinline__ void multiply_chunks_wgmma(const Params& p, u32 count, const Offsets& at, const u32* base,
                                                       const Stages& ring, Ring& r, float (*acc)[4]) {
   Packed w;
+  if constexpr (kMixed) w = {};
   bool fetched = false;
   for (u32 left = count; left; --left) {
     if (!fetched) {
@@ -271,6 +284,9 @@ __device__ __forceinline__ void multiply_chunks_wgmma(const Params& p, u32 count
       w.load(r.data + at.a, r.data + at.b, r.data + at.escape);
     }
     u32 v[16];
+    if constexpr (kMixed)
+#pragma unroll
+      for (int i = 0; i < 16; ++i) v[i] = 0;
     decode_unit(w, p.list, base, v);
     const u32 empty = r.empty(ring), x = r.data + at.x;
     r.next(ring);
@@ -372,7 +388,7 @@ __device__ __forceinline__ void finish_shared(const Params& p, u32 tile, bool st
 
 __device__ __forceinline__ void consume(const Params& p, const Share& share, const Stages& ring, float4* buffer) {
   const u32 lane = threadIdx.x & 31, warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x >> 5, 0);
-  const int wn = warp % WN, wk = warp / WN;
+  const int wn = kMixed ? along_n(warp) : warp % WN, wk = kMixed ? along_k(warp) : warp / WN;
   const Offsets at(wn, wk);
   Ring r(ring);
   const u32 chunks = p.chunks, end = share.begin + share.count;
@@ -396,9 +412,9 @@ __device__ __forceinline__ void consume(const Params& p, const Share& share, con
       ptx::wait_for_previous_kernel();
     }
 #if WGMMA
-    if (wn < kByWgmma)
+    if (wn < kByWgmma) {
       multiply_chunks_wgmma(p, to - from, at, base, ring, r, acc);
-    else
+    } else
 #endif
       multiply_chunks(p, to - from, at, base, ring, r, acc);
     reduce_along_k(buffer, wn, wk, acc);

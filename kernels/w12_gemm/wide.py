@@ -6,6 +6,7 @@ Its results repeat bit for bit, but unlike those of `launch.w12_gemm` they depen
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,12 +20,16 @@ from specpilot_sglang.kernels.w12_gemm.tiling import UNIT_COLUMNS, UNIT_ROWS, De
 TILE_ROWS, _HALF, _THREADS, _SHARED = 128, 128, 384, 232448
 #: Most tokens of a call and weights of the smallest matrix for which it was measured to beat decode and the library
 #: (docs/measured.md).
-MOST_TOKENS, SMALLEST = 4096, 30_000_000
+MOST_TOKENS, SMALLEST = 4096, 1 << 22
 #: Columns, in units of 64, that a worker gets at least.
 _MIN_COLUMNS = 8
-#: Columns that a worker multiplies in the time it takes to leave and to add parts of tiles, and most waves of whole
-#: tiles that are dealt out instead: in more of them it pays that workers are in different places of their tiles.
-SHARING, MOST_WAVES = 16, 4
+#: Columns that a worker multiplies in the time it takes to leave and to add parts of tiles that it shares, and to add
+#: one part; most waves of whole tiles that are dealt out instead: in more of them it pays that workers are in different
+#: places.
+SHARING, _PART, MOST_WAVES = 16, 3, 4
+#: A column of a tile of 128 tokens takes so much of the time of one of 256 tokens; most tokens of a call for which both
+#: are considered.
+_HALF_TILE, _MOST_HALF = 0.68, 512
 #: Most tokens, and waves of tiles, of a launch that begins while the previous one ends; larger ones lose by it.
 _OVERLAPPED_TOKENS, _OVERLAPPED_WAVES = 512, 2
 
@@ -93,18 +98,41 @@ class Work:
 
 
 def deal(tiles: int, columns: int, workers: int) -> Work:
-    """Deal out tiles of `columns` units each.
+    """Deal out tiles of `columns` units each to at most `workers`, in the way that takes least time by `_ways`."""
+    return min(_ways(tiles, columns, workers), key=lambda way: way[0])[1]
 
-    Whole tiles only, in equal waves, where that takes no longer than sharing tiles would. Otherwise waves of one whole
-    tile a worker, as long as at least one more wave follows; the rest in equal shares.
+
+def _ways(tiles: int, columns: int, workers: int) -> Iterator[tuple[float, Work]]:
+    """Yield the ways to deal out tiles, each with the columns that a worker multiplies in the time it takes.
+
+    Whole tiles in equal waves; each tile to several workers in equal parts; or waves of one whole tile a worker, as
+    long as at least one more wave follows, and the rest in equal shares, whatever tiles they begin and end in.
     """
     waves = -(-tiles // workers)
-    if tiles % workers == 0 or (waves <= MOST_WAVES and waves * columns <= tiles * columns // workers + SHARING):
-        return Work(-(-tiles // waves), 0, 0, 0)
+    if tiles % workers == 0 or waves <= MOST_WAVES:
+        yield waves * columns, Work(-(-tiles // waves), 0, 0, 0)
+    if tiles % workers == 0:
+        return
+    for parts in range(2, workers // tiles + 1):
+        if columns % parts == 0:
+            yield columns // parts + _PART * (parts - 1), Work(tiles * parts, tiles, columns // parts, 0)
     shared = tiles - max(0, tiles // workers - 1) * workers
     if tiles < workers:
         workers = max(1, min(workers, tiles * columns // _MIN_COLUMNS))
-    return Work(workers, shared, *divmod(shared * columns, workers))
+    cost = tiles * columns // workers + SHARING + _PART * max(0, workers // tiles - 2)
+    yield cost, Work(workers, shared, *divmod(shared * columns, workers))
+
+
+def _shape(rows: int, tokens: int, columns: int, workers: int) -> Shape:
+    """Return the faster variant for a product, as far as `_ways` can tell."""
+
+    def cost(width: int) -> float:
+        tiles = -(-rows // TILE_ROWS) * -(-tokens // width)
+        return min(way[0] for way in _ways(tiles, columns, workers))
+
+    if tokens <= _HALF or (tokens <= _MOST_HALF and _HALF_TILE * cost(_HALF) < cost(2 * _HALF)):
+        return Shape(_HALF)
+    return Shape(2 * _HALF)
 
 
 def takes(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> bool:
@@ -141,21 +169,21 @@ def w12_wide(
         weight: [N, K] on the same device.
         out: [M, N] bfloat16, as `x`.
         nested: read plane A only.
-        shape: variant, by the number of tokens if not given.
+        shape: variant, by the size of the product if not given.
         overlap: let workers start, and read weights, while the previous kernel ends (programmatic dependent launch);
             by the size of the product if not given.
 
     Raises:
         KernelBuildError: the call would compile or allocate inside a CUDA graph capture, or CUDA reports an error.
     """
-    shape = shape or Shape(128 if x.shape[0] <= 128 else 256)
     decoder = Decoder.NESTED8 if nested else weight.decoder
     tiling, tokens = weight.tiling, x.shape[0]
     words, lists = (weight.escape8, weight.escapes8) if nested else (weight.escape, weight.escapes)
-    function, (partial, ready) = _function(x.device, decoder, shape), _workspace(x.device)
-    row_tiles, token_tiles = -(-weight.n // TILE_ROWS), -(-tokens // shape.tokens)
     columns, units = weight.k // UNIT_COLUMNS, tiling.tiles(weight.n) * tiling.rows
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    shape = shape or _shape(weight.n, tokens, columns, multiprocessors)
+    function, (partial, ready) = _function(x.device, decoder, shape), _workspace(x.device)
+    row_tiles, token_tiles = -(-weight.n // TILE_ROWS), -(-tokens // shape.tokens)
     work = deal(row_tiles * token_tiles, columns, multiprocessors)
     if overlap is None:
         overlap = tokens <= _OVERLAPPED_TOKENS and row_tiles * token_tiles <= _OVERLAPPED_WAVES * multiprocessors

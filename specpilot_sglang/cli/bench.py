@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,20 +50,36 @@ def gemm(
     shapes = [_pair(text) for text in shape or ()] or list(bench.SHAPES)
     counts = [int(t) for t in tokens.split(",") if t] or list(bench.TOKENS)
     console = Console(width=120)
-    copy, timings = bench.copy_ceiling(), []
-    console.print(f"{torch.cuda.get_device_name()}: copy {copy:.2f} TB/s; random normal weights, {escapes:.1%} escapes")
-    for cell in bench.bench(shapes, counts, escapes):
-        timings += cell
-        console.print(_line(cell, copy))
-    report = Report(_about(escapes), copy, timings)
     out.mkdir(parents=True, exist_ok=True)
-    report.save(out / "gemm.json")
-    plot_ratios(report, out / "gemm-ratios.png")
-    plot_roofline(report, out / "gemm-roofline.png")
-    console.print(_summary(report))
+    report = Report(_about(escapes), bench.copy_ceiling(), [])
+    about, copy = report.about, report.copy
+    console.print(f"{about['gpu']}: copy {copy:.2f} TB/s; random normal weights, {escapes:.1%} escapes")
+    complete = False
+    try:
+        with _stoppable():
+            for cell in bench.bench(shapes, counts, escapes):
+                report.timings.extend(cell)
+                report.save(out / "gemm.json", complete=False)  # whatever stops the run, what it has is kept
+                console.print(_line(cell, copy))
+        complete = True
+    finally:
+        if report.timings:
+            report.save(out / "gemm.json", complete=complete)
+            plot_ratios(report, out / "gemm-ratios.png")
+            plot_roofline(report, out / "gemm-roofline.png")
+            console.print(_summary(report))
     if table:
-        few = {s: {m: r for m, r in row.items() if m <= bench.MAX_TOKENS} for s, row in report.ratios().items()}
-        dispatch.write(table, str(report.about["gpu"]), report.about, few)
+        dispatch.write(table, str(about["gpu"]), about, report.ratios())
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does, so that what was measured is plotted and summed up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _pair(text: str) -> tuple[int, int]:

@@ -17,7 +17,15 @@ from specpilot_sglang.kernels.w12_gemm.wide import Shape, w12_wide
 from specpilot_sglang.w12.codec_torch import encode
 
 ROWS = 400
-TILINGS = (Tiling(16), Tiling(9), Tiling(17, 1, 128), Tiling(7, 2, 128), Tiling(4, 4), Tiling(1, 4, 60))
+TILINGS = (
+    Tiling(16),
+    Tiling(9),
+    Tiling(17, 1, 128),
+    Tiling(7, 2, 128),
+    Tiling(4, 4),
+    Tiling(1, 4, 60),
+    Tiling(5, 2, 128),
+)
 
 
 def weight_of(k: int, tiling: Tiling, which: int) -> PackedWeight:

@@ -24,6 +24,8 @@ def table(tmp_path, monkeypatch):
 
 def test_one_slow_number_of_tokens_keeps_a_weight_bf16(table) -> None:
     fast, slow = {1: 1.4, 64: 1.01}, {1: 1.6, 64: 0.9}
+    assert dispatch.decide({1: 1.3, 32: 1.1, 64: 0.94, 256: 0.7})
+    assert not dispatch.decide({1: 1.3, 32: 0.97, 64: 1.0})
     dispatch.write(table, "GPU A", {"date": "today"}, {(5120, 5120): fast, (4096, 4096): slow})
     dispatch.write(table, "GPU B", {"date": "today"}, {(4096, 4096): fast})
     assert dispatch.wins(5120, 5120, "GPU A")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specpilot_sglang.kernels.w12_gemm import wide
 from specpilot_sglang.kernels.w12_gemm.tiling import Tiling
 from specpilot_sglang.kernels.w12_gemm.wide import SHARING, deal
 
@@ -53,6 +54,9 @@ def array(*values: int) -> ctypes.Array:
         (128, 1, 80, 132),
         (112, 1, 80, 132),
         (128, 8, 80, 132),
+        (32, 1, 64, 132),
+        (40, 1, 96, 132),
+        (12, 1, 140, 132),
     ],
 )
 def test_every_column_of_every_tile_is_dealt_out_once(compiled, row_tiles, token_tiles, columns, workers) -> None:
@@ -101,6 +105,40 @@ def test_nobody_waits_for_a_part_longer_than_its_own_work_takes(compiled, tiles:
                 needed += [(other, time) for other in range(library.first_worker(values, tile), worker)]
     assert needed
     assert all(ready[other] <= time + 1 for other, time in needed)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "columns", "workers", "share"),
+    [
+        (32, 64, 128, 16),
+        (40, 96, 120, 32),
+        (12, 140, 84, 20),
+        (40, 272, 132, 82),
+        (112, 80, 112, 0),
+        (140, 24, 132, 25),
+    ],
+)
+def test_few_tiles_are_cut_into_equal_parts_where_that_takes_less_than_shares_of_a_line(tiles, columns, workers, share):
+    work = deal(tiles, columns, 132)
+    assert (work.workers, work.share) == (workers, share)
+    if share * workers == tiles * columns:
+        assert work.extra == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "columns", "width"),
+    [
+        (14336, 128, 80, 128),
+        (14336, 256, 80, 256),
+        (4096, 256, 64, 128),
+        (1536, 256, 140, 128),
+        (5120, 256, 96, 256),
+        (5120, 256, 272, 256),
+        (4096, 1024, 64, 256),
+    ],
+)
+def test_tiles_are_narrow_where_wide_ones_would_leave_workers_idle(rows, tokens, columns, width) -> None:
+    assert wide._shape(rows, tokens, columns, 132).tokens == width
 
 
 @pytest.mark.parametrize("tokens", [128, 256])
