@@ -44,7 +44,7 @@ class KernelBackend(Protocol):
 
 
 class FusedKernel:
-    """`kernels.w12_gemm`: decode and multiply in one pass; for the smallest weights or most tokens decode, then cuBLAS."""
+    """`kernels.w12_gemm`: decode and multiply in one pass; small weights or most tokens: decode, then cuBLAS."""
 
     name = "w12_gemm"
 
