@@ -23,7 +23,8 @@ def arms(settings: LoopSettings, incumbent: Path, candidate: Path) -> tuple[Arm,
         candidate: folder of the candidate's.
     """
     model, draft = pair(settings)
-    extra = (*(float32_args() if settings.dtype == "float32" else ()), *settings.server_args)
+    # SGLang's running average of accepted tokens is renewed every 40 steps only, its counter in every one.
+    extra = (*(float32_args() if settings.dtype == "float32" else ()), "--enable-metrics", *settings.server_args)
     common = tuple(dflash_args(model, draft, dtype=settings.dtype)) + extra
     plain = tuple(ar_args(model, dtype=settings.dtype)) + extra
     made = [Arm(name, common, overlay=str(f)) for name, f in ((INCUMBENT, incumbent), (CANDIDATE, candidate))]

@@ -77,7 +77,7 @@ def too_many_tokens(load: LoadResult) -> list[str]:
     if not block:
         return []
     if not steps:
-        return ["a speculative server reports no verify step"]
+        return ["a speculative server reports no verify step; it counts each one with --enable-metrics only"]
     decoded = load.output_tokens - len(load.good)  # each request's first token comes from its prefill
     if decoded > steps * block:
         return [f"{decoded} tokens decoded in {steps} verify steps of at most {block}"]

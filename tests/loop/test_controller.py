@@ -12,9 +12,10 @@ from specpilot_sglang.errors import SpecPilotError
 from specpilot_sglang.loop.agents.running import Outcome
 from specpilot_sglang.loop.agents.transcript import Transcript
 from specpilot_sglang.loop.controller import history, incumbent, pins
+from specpilot_sglang.loop.controller.deployment import arms
 from specpilot_sglang.loop.controller.loop import controlling, current, run_loop
 from specpilot_sglang.loop.controller.promote import roll_back
-from specpilot_sglang.loop.controller.settings import load_loop
+from specpilot_sglang.loop.controller.settings import LoopSettings, load_loop
 from specpilot_sglang.loop.jail.spec import JailResult
 from specpilot_sglang.loop.jail.usage import Spent
 from specpilot_sglang.loop.judge.verdict import Status, Verdict, failed
@@ -201,3 +202,9 @@ def test_settings_name_file_line_and_key(tmp_path):
         load_loop(path)
     path.write_text("candidates: 3\nagent:\n  preset: command\n  command: [python, a.py]\n")
     assert load_loop(path).agent.command == ("python", "a.py")
+
+
+def test_servers_under_trial_count_every_verify_step(tmp_path):
+    # SGLang's average of accepted tokens is renewed every 40 steps: a short load of a good candidate may not reach it.
+    made = arms(LoopSettings(model="m", draft="d"), tmp_path / "one", tmp_path / "two")
+    assert all("--enable-metrics" in arm.args for arm in made)
