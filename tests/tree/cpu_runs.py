@@ -160,7 +160,8 @@ def ranks(args):
     folder = Path(tempfile.mkdtemp())
     if args.shapes is None:
         target, drafter, vocab = write_hybrid(folder / "t"), write_drafter(folder / "d"), 256
-        flags = ["--dtype", "float32", "--max-total-tokens", "8192"]
+        # States are sized by free memory otherwise: each rank of a tiny model took 25 GB of a large machine.
+        flags = ["--dtype", "float32", "--max-total-tokens", "8192", "--max-mamba-cache-size", "64"]
     else:
         # Two GPUs, and a shape with dummy weights.
         target, drafter = (args.shapes / f"qwen3.8-27b-half{kind}" for kind in ("", "-dflash"))
