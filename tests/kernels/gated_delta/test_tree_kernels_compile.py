@@ -7,13 +7,9 @@ import pytest
 from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
+from specpilot_sglang.kernels.tree_build.accept_kernels import accept_kernel, move_kernel
 from specpilot_sglang.kernels.tree_build.heap_kernel import best_first_kernel
-from specpilot_sglang.kernels.tree_build.verify_kernels import (
-    accept_kernel,
-    inputs_kernel,
-    move_kernel,
-    suffix_kernel,
-)
+from specpilot_sglang.kernels.tree_build.verify_kernels import inputs_kernel, open_kernel, suffix_kernel
 
 HEADS = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "VALUE_DIM": 128, "TILE": 32, "WIDTH": 8, "EPS": 1e-6}
 CONV = {"TAPS": 4, "BLOCK": 256, "WIDTH": 8}
@@ -28,14 +24,21 @@ BLOCK = {key: value for key, value in HEADS.items() if key not in ("WIDTH", "TIL
     "PRECISION": "tf32x3",
     "KEEP": True,
 }
-INPUTS = {"NODES": 32, "SLOTS": 32, "WIDTH": 8, "BATCH": 8}
+INPUTS = {"NODES": 32, "SLOTS": 32, "WIDTH": 8}
 NO_PATHS = dict.fromkeys(("nodes_of_ptr", "levels_ptr", "owners_ptr", "ancestors_ptr"))
 BF16 = dict.fromkeys(("q", "k", "v", "a", "b", "out", "x", "weight", "kept", "kept_a", "kept_b"), "*bf16")
 INT64 = dict.fromkeys(
     ("candidates", "roots", "budgets", "tokens", "parents", "depths", "sizes", "child", "sibling", "ancestors"), "*i64"
 )
 INT64 |= dict.fromkeys(("lens", "positions", "chosen", "index", "front", "emitted", "bonus", "new_lens"), "*i64")
-INT64 |= {"mask": "*i8", "accepted": "*i32", "data": "*u64", "stride": "*i64", "slots": "*i64"}
+INT64 |= {
+    "mask": "*i8",
+    "accepted": "*i32",
+    **dict.fromkeys(("rows", "places", "locs", "ids", "block", "window", "pools"), "*i64"),
+    "data": "*u64",
+    "stride": "*i64",
+    "slots": "*i64",
+}
 FP32 = dict.fromkeys(("a_log", "dt_bias", "logprobs", "scores", "state"), "*fp32")
 CASES = [
     (verify_kernel, HEADS, BF16 | FP32),
@@ -52,7 +55,9 @@ CASES = [
     (inputs_kernel, INPUTS | {"MASK": True, "PATHS": True, "OWNERS": False}, INT64),
     (inputs_kernel, INPUTS | {"MASK": True, "PATHS": False, "OWNERS": False} | NO_PATHS, INT64),
     (suffix_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8}, INT64),
-    (accept_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8}, INT64),
+    (open_kernel, {"NODES": 32, "SLOTS": 32, "BLOCK": 8, "MASK_TOKEN": 7}, INT64),
+    (accept_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8, "LENGTH": 0}, INT64),
+    (accept_kernel, {"NODES": 32, "SLOTS": 32, "WIDTH": 8, "LENGTH": 4}, INT64),
     (move_kernel, {"NODES": 32, "WIDTH": 8, "TILE": 1024}, INT64 | {"lens": "*i32"}),
 ]
 
