@@ -64,7 +64,7 @@ def accept(args):
     def cold(name):
         with_server = servers[name]
         with_server.start()
-        runs[name] = record(with_server.client, prompts, greedy(48), concurrency=8)
+        runs[name] = record(with_server.client, prompts, greedy(args.tokens), concurrency=8)
         found[name] = {"cold": lengths(runs[name]), "failed": [r.error for r in runs[name].requests if r.error]}
         keep()
 
@@ -72,13 +72,13 @@ def accept(args):
     with ThreadPoolExecutor(len(servers)) as pool:
         try:
             list(pool.map(cold, servers))
-            compare(found, runs, servers["tree32"], prompts, keep)
+            compare(args, found, runs, servers["tree32"], prompts, keep)
         finally:
             keep()
             list(pool.map(Server.stop, servers.values()))
 
 
-def compare(found, runs, tree, prompts, keep):
+def compare(args, found, runs, tree, prompts, keep):
     reference = runs["ar"]
     for name in runs.keys() - {"ar"}:
         pairs = zip(reference.requests, runs[name].requests, strict=True)
@@ -97,7 +97,7 @@ def compare(found, runs, tree, prompts, keep):
     few = prompts[::5]
     ids = {p.id for p in few}
     for name, concurrency in (("warm", 8), ("alone", 1)):
-        again = record(tree.client, few, greedy(48), concurrency=concurrency)
+        again = record(tree.client, few, greedy(args.tokens), concurrency=concurrency)
         first = [r for r in runs["tree32"].requests if r.id in ids]
         found["tree32"][name] = {
             "lengths": lengths(again),
@@ -196,6 +196,7 @@ def main():
     parser.add_argument("run", choices=["accept", "soak", "ranks"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=48, help="accept: of each answer")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
         "--arms", nargs="+", default=["ar", "tree32", "tree16", "chain"], help="accept: ar and tree32 at least"
