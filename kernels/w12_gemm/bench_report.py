@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specpilot_sglang.eval.files import write_whole
 from specpilot_sglang.kernels.w12_gemm.bench import BF16, Timing
 
 #: Bytes of a BF16 weight from which a shape counts as large, and numbers of tokens the means are over.
@@ -63,7 +64,7 @@ class Report:
         return math.exp(sum(map(math.log, values)) / len(values)), min(values)
 
     def save(self, path: Path, *, complete: bool = True) -> None:
-        """Write everything as JSON, by way of a file beside it: a run that is stopped leaves a whole file.
+        """Write everything as JSON, in one step: a run that is stopped leaves a whole file.
 
         Args:
             path: where to; `complete` says there whether the run came to its end.
@@ -79,9 +80,7 @@ class Report:
             for t in self.timings
         ]
         body = {**self.about, "complete": complete, "copy_terabytes_per_second": self.copy, "rows": rows}
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        scratch.replace(path)
+        write_whole(path, json.dumps(body, indent=1) + "\n", fix="choose another folder")
 
 
 def best(cell: Mapping[str, Timing]) -> float:

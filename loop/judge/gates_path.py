@@ -47,9 +47,10 @@ def steps_gate(evidence: Evidence) -> list[GateResult]:
 
 def counted(load: LoadResult) -> list[str]:
     """Return why the candidate's counters cannot belong to this load; empty when they can."""
-    before, after = _hits(load.attestation_before), _hits(load.attestation_after)
+    before = [_hits(said) for said in _ranks(load.attestation_before)]
     reasons = []
-    for rank, (hits, must) in enumerate(zip(after, _must_grow(load.attestation_after), strict=True)):
+    for rank, said in enumerate(_ranks(load.attestation_after)):
+        hits, must = _hits(said), _must_grow(said)
         grown = {n: count - (before[rank].get(n, 0) if rank < len(before) else 0) for n, count in hits.items()}
         if not must:
             reasons.append(f"rank {rank} counts nothing")
@@ -110,15 +111,15 @@ def _attested(block: Block, evidence: Evidence) -> list[str]:
     return reasons
 
 
-def _must_grow(attestation: dict[str, Any] | None) -> list[list[str]]:
-    """Return each rank's counters that every load must make grow; all of them where a rank does not say which."""
-    must = []
-    for rank in (attestation or {}).get("ranks") or [{}]:
-        hits = set(map(str, rank.get("hits") or {}))
-        must.append(sorted(set(map(str, rank.get("proofs", hits))) | (hits & {STEPS})))
-    return must
+def _ranks(attestation: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return (attestation or {}).get("ranks") or [{}]
 
 
-def _hits(attestation: dict[str, Any] | None) -> list[dict[str, int]]:
-    ranks = (attestation or {}).get("ranks") or [{}]
-    return [{str(k): int(v) for k, v in (rank.get("hits") or {}).items()} for rank in ranks]
+def _must_grow(rank: dict[str, Any]) -> list[str]:
+    """Return the counters of a rank that every load must make grow; all of them where it does not say which."""
+    hits = _hits(rank).keys()
+    return sorted(set(map(str, rank.get("proofs", hits))) | (hits & {STEPS}))
+
+
+def _hits(rank: dict[str, Any]) -> dict[str, int]:
+    return {str(k): int(v) for k, v in (rank.get("hits") or {}).items()}

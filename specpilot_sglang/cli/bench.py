@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from specpilot_sglang.cli.interrupts import ended_like_ctrl_c
 from specpilot_sglang.errors import SpecPilotError
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def gemm(
     console.print(f"{about['gpu']}: copy {copy:.2f} TB/s; random normal weights, {escapes:.1%} escapes")
     complete = False
     try:
-        with _stoppable():
+        with ended_like_ctrl_c():
             for cell in bench.bench(shapes, counts, escapes):
                 report.timings.extend(cell)
                 report.save(out / "gemm.json", complete=False)  # whatever stops the run, what it has is kept
@@ -70,16 +68,6 @@ def gemm(
             console.print(_summary(report))
     if table:
         dispatch.write(table, str(about["gpu"]), about, report.ratios())
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does, so that what was measured is plotted and summed up."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _pair(text: str) -> tuple[int, int]:

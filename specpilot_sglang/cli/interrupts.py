@@ -1,4 +1,4 @@
-"""Lets SIGTERM and SIGHUP end a command as Ctrl-C does, so that its servers end too."""
+"""Lets SIGTERM and SIGHUP end a command as Ctrl-C does, so that its servers end and what it measured is kept."""
 
 from __future__ import annotations
 

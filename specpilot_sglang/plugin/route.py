@@ -21,9 +21,8 @@ def document(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the response body: what all ranks share at the top, what differs below `ranks`."""
     first = ranks[0]
     shared = ("plugin", "sglang", "mode", "overlay", "algorithm", "server_args", "overridden", "simulated_acceptance")
-    own = ("rank", "pid", "patches", "mechanisms", "hits", "proofs")
     return {
         **{key: first[key] for key in shared},
         "consistent": all(all(r[key] == first[key] for key in shared) for r in ranks),
-        "ranks": [{key: r[key] for key in own} for r in ranks],
+        "ranks": [{key: value for key, value in r.items() if key not in shared} for r in ranks],
     }
