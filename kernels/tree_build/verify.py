@@ -13,7 +13,7 @@ import triton
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
 from specpilot_sglang.kernels.tree_build.accept_kernels import accept_kernel, move_kernel
-from specpilot_sglang.kernels.tree_build.tree import Trees
+from specpilot_sglang.kernels.tree_build.tree import AcceptedPath, Trees
 from specpilot_sglang.kernels.tree_build.verify_kernels import inputs_kernel, open_kernel, suffix_kernel
 
 _BYTES = 1024
@@ -31,30 +31,6 @@ class Opened(NamedTuple):
     positions: torch.Tensor
     slots: torch.Tensor
     window: torch.Tensor
-
-
-class AcceptedPath(NamedTuple):
-    """What `accept` found, for paths of at most `width` nodes.
-
-    Attributes:
-        index, front: int64 [batch, width], nodes of the path; past it `index` is -1, `front` a place's own number.
-        lens: int32 [batch], nodes on the path.
-        emitted: int64 [batch, nodes], zeros past the path.
-        bonus, new_lens: int64 [batch], the last emitted token, and the tokens that are cached afterwards.
-        rows: int64 [batch, width], `front` as rows of the whole batch.
-        positions: int64 [batch, width], places of the path in the sequence.
-        locs: int64 [batch, width], the first KV slots of the request's window, None where no window was given.
-    """
-
-    index: torch.Tensor
-    front: torch.Tensor
-    lens: torch.Tensor
-    emitted: torch.Tensor
-    bonus: torch.Tensor
-    new_lens: torch.Tensor
-    rows: torch.Tensor
-    positions: torch.Tensor
-    locs: torch.Tensor | None
 
 
 def open_step(
@@ -160,22 +136,24 @@ def accept(
         chosen: int64 [batch, nodes], the target's token after each node.
         lengths: int [batch], cached tokens before the root.
         width: longest path, the root included; at most the nodes.
-        slots: int64 [batch, nodes], KV slots of each request's window.
+        slots: int64 [batch, nodes], KV slots of each request's window; None for row numbers.
         simulated: first children int64 [batch, nodes] and the number of tokens that every step is made to emit in
             place of what the target chose, as `tree.simulate.forced` does it.
     """
     batch, nodes = trees.tokens.shape
+    if slots is None:
+        slots = torch.arange(batch * nodes, device=chosen.device).view(batch, nodes)
     index, front, rows, positions, locs = torch.empty(5, batch, width, dtype=torch.int64, device=chosen.device)
     lens = torch.empty(batch, dtype=torch.int32, device=chosen.device)
     bonus, new_lens = torch.empty(2, batch, dtype=torch.int64, device=chosen.device)
     emitted = torch.empty_like(trees.tokens)
     child, length = (trees.parents, 0) if simulated is None else simulated
     accept_kernel[(batch,)](
-        trees.tokens, trees.parents, child, chosen.contiguous(), trees.tokens if slots is None else slots, lengths,
+        trees.tokens, trees.parents, child, chosen.contiguous(), slots, lengths,
         index, front, rows, positions, locs, lens, emitted, bonus, new_lens,
         NODES=nodes, SLOTS=triton.next_power_of_2(nodes), WIDTH=width, LENGTH=length, num_warps=1,
     )  # fmt: skip
-    return AcceptedPath(index, front, lens, emitted, bonus, new_lens, rows, positions, None if slots is None else locs)
+    return AcceptedPath(index, front, lens, emitted, bonus, new_lens, rows, positions, locs)
 
 
 def move_rows(pool: Any, slots: torch.Tensor, index: torch.Tensor, lens: torch.Tensor) -> None:

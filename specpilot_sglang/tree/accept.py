@@ -7,68 +7,18 @@ are not draws from one q.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
-from specpilot_sglang.kernels.tree_build.tree import Trees
+from specpilot_sglang.kernels.tree_build.tree import AcceptedPath, Trees
 from specpilot_sglang.tree.simulate import forced
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """What a verify pass settled, for `batch` requests, trees of `nodes` rows and paths of at most `width` nodes.
-
-    Attributes:
-        index: int64 [batch, width], nodes of the accepted path from the root on, -1 past its end.
-        front: int64 [batch, width], the same with a place's own number past the end.
-        lens: int32 [batch], tokens emitted, the target's own last one included.
-        emitted: int64 [batch, nodes], the emitted tokens; undefined past `lens`.
-        bonus: int64 [batch], the last of them, which no draft proposed.
-        new_lens: int64 [batch], tokens that are cached after this step.
-        rows: int64 [batch, width], `front` as rows of the whole batch.
-        positions: int64 [batch, width], places of the path in the sequence.
-        locs: int64 [batch, width], the KV slots that the path is moved to: the first of each request's window.
-    """
-
-    index: torch.Tensor
-    front: torch.Tensor
-    lens: torch.Tensor
-    emitted: torch.Tensor
-    bonus: torch.Tensor
-    new_lens: torch.Tensor
-    rows: torch.Tensor
-    positions: torch.Tensor
-    locs: torch.Tensor
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """Emitted tokens by place on the path, int64 [batch, width]."""
-        return self.emitted[:, : self.index.shape[1]]
-
-    def flat_index(self, nodes: int) -> torch.Tensor:
-        """`index` into a batch's flat rows, `nodes` rows a request; int64 [batch, width], -1 past the path."""
-        return torch.where(self.index >= 0, self.index + self._roots(nodes), -1)
-
-    def tokens_by_row(self, nodes: int) -> torch.Tensor:
-        """The emitted token after each accepted node, int64 [batch * nodes] flat rows; 0 elsewhere."""
-        roots = self._roots(nodes)
-        on_path = self.index >= 0
-        # Past its end a path points at its own root: the row that another request's path begins with is not free.
-        rows = roots + torch.where(on_path, self.index, 0)
-        found = self.emitted.new_zeros(len(self.index) * nodes)
-        found[rows.flatten()] = torch.where(on_path, self.tokens, self.tokens[:, :1]).flatten()
-        return found
-
-    def _roots(self, nodes: int) -> torch.Tensor:
-        return torch.arange(len(self.index), device=self.index.device)[:, None] * nodes
 
 
 def accept(
     made: LinkedTrees, chosen: torch.Tensor, lengths: torch.Tensor, width: int, slots: torch.Tensor, simulated: int = 0
-) -> Accepted:
+) -> AcceptedPath:
     """Follow the children that carry the target's token, from the root until none does.
 
     Args:
@@ -83,14 +33,14 @@ def accept(
         from specpilot_sglang.kernels.tree_build import verify
 
         ruled = (made.child, simulated) if simulated else None
-        return Accepted(*verify.accept(made.trees, chosen.long(), lengths, width, slots, ruled))
+        return verify.accept(made.trees, chosen.long(), lengths, width, slots, ruled)
     chosen = forced(made, chosen, simulated) if simulated else chosen
     return walk(made.trees, chosen.long(), lengths, width, slots)
 
 
 def walk(
     trees: Trees, chosen: torch.Tensor, lengths: torch.Tensor, width: int, slots: torch.Tensor | None = None
-) -> Accepted:
+) -> AcceptedPath:
     """`accept` in torch: its oracle, and what a machine without a GPU runs; without `slots`, slots are row numbers."""
     parents = trees.parents
     agrees = (trees.tokens == chosen.gather(1, parents.clamp(min=0))) & (parents >= 0)
@@ -109,7 +59,7 @@ def walk(
     places = torch.arange(width, device=index.device)
     front = torch.where(index >= 0, index, places)
     first = torch.arange(batch, device=index.device)[:, None] * nodes
-    return Accepted(
+    return AcceptedPath(
         index, front, lens.int(), emitted[:, :nodes], bonus, lengths.long() + lens, front + first,
         lengths.long()[:, None] + places, first + places if slots is None else slots[:, :width].contiguous(),
     )  # fmt: skip

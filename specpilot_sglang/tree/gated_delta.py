@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specpilot_sglang.kernels.gated_delta import tree, tree_ref
-from specpilot_sglang.tree.accept import Accepted
+from specpilot_sglang.kernels.tree_build.tree import AcceptedPath
 from specpilot_sglang.tree.buffers import buffers_of, kept_bytes
 from specpilot_sglang.tree.widths import WidthPolicy
 
@@ -55,7 +55,7 @@ def verify_layer(
     return whole
 
 
-def commit_layers(worker: Any, batch: Any, accepted: Accepted, nodes: int) -> None:
+def commit_layers(worker: Any, batch: Any, accepted: AcceptedPath, nodes: int) -> None:
     """Replay every request's accepted path into its state slot, in all layers, and snapshot at track boundaries."""
     backend = worker.model_runner.attn_backend.linear_attn_backend
     kept = buffers_of(worker.model_runner).kept
@@ -106,7 +106,7 @@ def plan_state_memory(
         return original(configurator, total_rest_memory - kept / (1 << 30))
 
 
-def _track(backend: Any, batch: Any, accepted: Accepted) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _track(backend: Any, batch: Any, accepted: AcceptedPath) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Snapshot slots and the path's step that reaches a boundary of the prefix cache, -1 where none does."""
     if batch.mamba_track_indices is None:
         return None, None

@@ -20,8 +20,9 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
+from specpilot_sglang.kernels.tree_build.tree import AcceptedPath
 from specpilot_sglang.kernels.tree_build.verify import can_move, move_rows
-from specpilot_sglang.tree.accept import Accepted, accept, target_tokens
+from specpilot_sglang.tree.accept import accept, target_tokens
 from specpilot_sglang.tree.draft import draft_trees, open_step, plan
 from specpilot_sglang.tree.gated_delta import commit_layers
 from specpilot_sglang.tree.tiers import Tier
@@ -109,7 +110,7 @@ def _accept(
     logits_output: Any,
     draft_input: Any,
     slots: torch.Tensor,
-) -> Accepted:
+) -> AcceptedPath:
     logits = logits_output.next_token_logits
     chosen = target_tokens(logits, batch.sampling_info, draft_input, verify_input.positions)
     # One rank's tokens for all: what a rank accepts decides the shapes of its next step.
@@ -121,7 +122,7 @@ def _accept(
 
 
 def _finish_outputs(
-    batch: Any, accepted: Accepted, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
+    batch: Any, accepted: AcceptedPath, verify_input: TreeVerifyInput, logits_output: Any, draft_input: Any
 ) -> None:
     """Log probabilities and sampling masks of the emitted tokens, where a request asked for them."""
     nodes = verify_input.draft_token_num
@@ -144,24 +145,28 @@ def _finish_outputs(
     logits_output.sampling_mask_output = capture.build_output(out_tokens=accepted.tokens, commit_lens=accepted.lens)
 
 
-def kv_rows(worker: Any) -> Any:
-    """The target's pool of keys and values where one kernel may move its rows, None where its own code has to."""
-    pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
+def kv_pool(worker: Any) -> Any:
+    """The target's pool of keys and values."""
+    return worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
+
+
+def kv_rows(pool: Any) -> Any:
+    """The part of a pool whose rows one kernel may move, None where the pool's own code has to."""
     rows = pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool
     return rows if type(rows) is MHATokenToKVPool and can_move(rows) else None
 
 
-def _move_kv(worker: Any, slots: torch.Tensor, accepted: Accepted) -> None:
+def _move_kv(worker: Any, slots: torch.Tensor, accepted: AcceptedPath) -> None:
     """Bring the accepted path's keys and values to the front of each window."""
-    rows = kv_rows(worker) if slots.is_cuda else None
+    pool = kv_pool(worker)
+    rows = kv_rows(pool) if slots.is_cuda else None
     if rows is not None:
         move_rows(rows, slots, accepted.index, accepted.lens)
-        return
-    pool = worker.target_worker.model_runner.token_to_kv_pool_allocator.get_kvcache()
-    pool.move_kv_cache(accepted.locs.flatten(), slots.gather(1, accepted.front).flatten())
+    else:
+        pool.move_kv_cache(accepted.locs.flatten(), slots.gather(1, accepted.front).flatten())
 
 
-def _feed_drafter(worker: Any, nodes: int, logits_output: Any, accepted: Accepted, kv_plan: Any) -> None:
+def _feed_drafter(worker: Any, nodes: int, logits_output: Any, accepted: AcceptedPath, kv_plan: Any) -> None:
     """Give the drafter context keys and values of accepted nodes only, at the places they were moved to."""
     batch, width = accepted.index.shape
     locs = accepted.locs

@@ -24,7 +24,7 @@ def warm_kernels(worker: Any) -> None:
 
 def _warm(worker: Any, tier: Tier) -> None:
     from specpilot_sglang.kernels.tree_build import verify
-    from specpilot_sglang.tree.step import kv_rows
+    from specpilot_sglang.tree.step import kv_pool, kv_rows
 
     runner = worker.model_runner
     table = runner.req_to_token_pool.req_to_token
@@ -42,7 +42,7 @@ def _warm(worker: Any, tier: Tier) -> None:
     ruled = (made.child, worker.simulated_length) if worker.simulated_length else None
     chosen = torch.zeros_like(made.trees.tokens)
     found = verify.accept(made.trees, chosen, nothing, tier.depth + 1, opened.window, ruled)
-    rows = kv_rows(worker)
+    rows = kv_rows(kv_pool(worker))
     if rows is not None:
         # A path of the root alone moves nothing.
         verify.move_rows(rows, opened.window, found.index, torch.ones_like(found.lens))
