@@ -101,20 +101,64 @@ def target_tokens(logits: torch.Tensor, sampling: Any, draft_input: Any, positio
     """
     if sampling is None or sampling.is_all_greedy:
         return logits.argmax(-1)
-    from sglang.srt.speculative.dflash_utils import build_speculative_verify_target_probs
-
-    batch = len(sampling)
-    nodes = logits.shape[0] // batch
-    probs = build_speculative_verify_target_probs(
-        next_token_logits=logits,
-        sampling_info=sampling,
-        draft_token_num=nodes,
-        bs=batch,
-        max_top_k=draft_input.max_top_k,
-        uniform_top_k_value=draft_input.uniform_top_k_value,
-    ).view(batch * nodes, -1)
-    if sampling.need_min_p_sampling:
-        floor = sampling.min_ps.repeat_interleave(nodes)[:, None] * probs.amax(-1, keepdim=True)
-        probs = probs.where(probs >= floor, 0.0)
+    nodes = logits.shape[0] // len(sampling)
+    weights, tokens = admitted(logits, sampling, draft_input.max_top_k)
     seeds = sampling.sampling_seed
-    return draw(probs, None if seeds is None else seeds.repeat_interleave(nodes), positions)
+    drawn = draw(weights, None if seeds is None else seeds.repeat_interleave(nodes), positions)
+    if tokens is not None:
+        drawn = tokens.gather(1, drawn[:, None]).squeeze(1)
+    # SGLang's greedy requests have top-k 1; of equal logits they take the first one, whoever shares their batch.
+    return torch.where(sampling.top_ks.repeat_interleave(nodes) == 1, logits.argmax(-1), drawn)
+
+
+def admitted(logits: torch.Tensor, sampling: Any, most: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What top-k, top-p and min-p leave of each row's distribution, as plain decoding's sampler filters it.
+
+    Top-k and top-p both look at the whole distribution. SGLang's speculative workers let top-p look at what top-k has
+    left instead, which keeps fewer tokens.
+
+    Args:
+        logits: float [batch * nodes, vocab], before temperature.
+        sampling: the batch's `SamplingBatchInfo`.
+        most: largest top-k of the batch.
+
+    Returns:
+        (weights float32 [rows, candidates], tokens int64 of that shape in falling order), or the weights of the whole
+        vocabulary and None. Weights need not sum to 1.
+    """
+    nodes = logits.shape[0] // len(sampling)
+
+    def by_row(values: torch.Tensor) -> torch.Tensor:
+        return values.view(-1).repeat_interleave(nodes)
+
+    top_k, top_p, min_p = sampling.need_top_k_sampling, sampling.need_top_p_sampling, sampling.need_min_p_sampling
+    weights, tokens = (logits.float() / by_row(sampling.temperatures)[:, None]).softmax(-1), None
+    few, seeded = top_k and most < weights.shape[-1], sampling.sampling_seed is not None
+    if (top_k or top_p) and (few or seeded):
+        # A seed draws a rank, and of equal weights `topk` may order other ones first than plain decoding's sort does.
+        weights, tokens = weights.sort(-1, descending=True) if seeded else weights.topk(most)
+        before = weights.cumsum(-1) - weights
+        ranks = torch.arange(weights.shape[-1], device=weights.device)
+        cut = (ranks >= by_row(sampling.top_ks)[:, None]) | (before > by_row(sampling.top_ps)[:, None])
+        weights = weights.masked_fill(cut, 0.0)
+    elif top_k or top_p:
+        whole = weights
+        from sglang.srt.speculative.dflash_utils import _dflash_top_k_renorm_prob, _dflash_top_p_renorm_prob
+
+        # What a renormalisation leaves at 0 is filtered out; it is a kernel on CUDA, where a sort is dear.
+        if top_k:
+            weights = weights.where(_dflash_top_k_renorm_prob(whole, by_row(sampling.top_ks)) > 0, 0.0)
+        if top_p:
+            weights = weights.where(_dflash_top_p_renorm_prob(whole, by_row(sampling.top_ps)) > 0, 0.0)
+    if min_p:
+        floor = by_row(sampling.min_ps)[:, None] * weights.amax(-1, keepdim=True)
+        weights = weights.where(weights >= floor, 0.0)
+    return weights, tokens
+
+
+def distribution(logits: torch.Tensor, sampling: Any, most: int) -> torch.Tensor:
+    """What `admitted` leaves as probabilities over the whole vocabulary, float32 [rows, vocab]."""
+    weights, tokens = admitted(logits, sampling, most)
+    if tokens is not None:
+        weights = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, tokens, weights)
+    return weights / weights.sum(-1, keepdim=True)

@@ -22,7 +22,7 @@ from sglang.srt.speculative.spec_utils import (
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
 from specpilot_sglang.kernels.tree_build.tree import AcceptedPath
 from specpilot_sglang.kernels.tree_build.verify import can_move, move_rows
-from specpilot_sglang.tree.accept import accept, target_tokens
+from specpilot_sglang.tree.accept import accept, distribution, target_tokens
 from specpilot_sglang.tree.draft import draft_trees, open_step, plan
 from specpilot_sglang.tree.gated_delta import commit_layers
 from specpilot_sglang.tree.tiers import Tier
@@ -135,12 +135,14 @@ def _finish_outputs(
         return
     rows = accepted.flat_index(nodes)
     path = logits[rows.clamp(min=0).flatten()]
-    capture = SpeculativeSamplingMaskCapture.from_logits(
-        sampling,
-        next_token_logits=path,
-        draft_input=draft_input,
-        draft_token_num=rows.shape[1],
-        bs=rows.shape[0],
+    batch_size, width = rows.shape
+    greedy = sampling.is_all_greedy
+    # Stock's own way to make one filters otherwise than `admitted`, and would miss tokens that were drawn.
+    capture = SpeculativeSamplingMaskCapture(
+        None if greedy else distribution(path, sampling, draft_input.max_top_k).view(batch_size, width, -1),
+        sampling.sampling_mask_batch_indices,
+        max(sampling.sampling_mask_top_ks),
+        support_capture_indices=sampling.sampling_support_logprobs_capture_indices,
     )
     logits_output.sampling_mask_output = capture.build_output(out_tokens=accepted.tokens, commit_lens=accepted.lens)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.scores import MarginalScores
-from specpilot_sglang.tree.accept import draw, walk
+from specpilot_sglang.tree.accept import distribution, draw, target_tokens, walk
 
 
 def some_trees(batch, nodes, vocab=12, depth=4, seed=0, budgets=None):
@@ -113,3 +115,90 @@ def test_shorter_paths_do_not_write_over_other_requests_tokens():
         for place in range(int(accepted.lens[row])):
             assert int(found[rows[row, place]]) == int(accepted.tokens[row, place])
     assert int((found != 0).sum()) == 4
+
+
+ALL = 1 << 30  # SGLang's "no top-k"
+FILTERS = [(3, 0.6, 0.0), (ALL, 0.8, 0.0), (2, 1.0, 0.0), (1, 1.0, 0.0), (5, 0.7, 0.2), (ALL, 1.0, 0.0)]
+
+
+class Sampling:
+    """What acceptance reads of SGLang's batch: one request a filter (top-k, top-p, min-p)."""
+
+    def __init__(self, filters, seeds=None):
+        self.top_ks, self.top_ps, self.min_ps = (torch.tensor(column) for column in zip(*filters, strict=True))
+        self.temperatures = torch.full((len(filters), 1), 0.7)
+        self.need_top_k_sampling = bool((self.top_ks != ALL).any())
+        self.need_top_p_sampling = bool((self.top_ps != 1).any())
+        self.need_min_p_sampling = bool((self.min_ps != 0).any())
+        self.sampling_seed = None if seeds is None else torch.tensor(seeds)
+        self.is_all_greedy = False
+        self.most = int(self.top_ks.max())
+
+    def __len__(self):
+        return len(self.top_ks)
+
+
+def plainly(logits, sampling, nodes, **asked):
+    """What plain decoding's sampler in torch makes of the same rows."""
+    from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
+
+    def rows(values):
+        return values.view(-1).repeat_interleave(nodes)
+
+    return top_k_top_p_min_p_sampling_from_probs_torch(
+        (logits / rows(sampling.temperatures)[:, None]).softmax(-1),
+        *(rows(x) for x in (sampling.top_ks, sampling.top_ps, sampling.min_ps)),
+        sampling.need_min_p_sampling,
+        None if sampling.sampling_seed is None else rows(sampling.sampling_seed),
+        **asked,
+    )
+
+
+@pytest.mark.parametrize("filters", [FILTERS, FILTERS[:1], [FILTERS[0], FILTERS[4]], FILTERS[1:2], FILTERS[:4]])
+def test_filters_admit_the_tokens_that_plain_decodings_admit(filters):
+    """Top-p of what top-k had left once kept fewer tokens than plain decoding, as SGLang's speculative workers do."""
+    nodes, vocab = 20, 12
+    logits = torch.randn(len(filters) * nodes, vocab, generator=torch.Generator().manual_seed(7))
+    sampling = Sampling(filters)
+    found = distribution(logits, sampling, sampling.most)
+    _, plain, ids, _ = plainly(logits, sampling, nodes, positions=None, return_filtered_probs=True)
+    expected = torch.zeros_like(logits).scatter_(1, ids.long(), plain)
+    assert torch.allclose(found, expected / expected.sum(-1, keepdim=True), atol=1e-6)
+    assert (found > 0).sum() < found.numel()
+
+
+def test_seeds_draw_what_plain_decoding_draws_through_filters(monkeypatch):
+    from sglang.srt.layers import sampler
+
+    # SGLang's own hash is a CUDA kernel.
+    noise = torch.randint(1, 2**32, (8, 200, 64), generator=torch.Generator().manual_seed(9))
+    monkeypatch.setattr(sampler, "murmur_hash32", lambda seeds, places, ranks: noise[seeds.long(), places][:, ranks])
+    nodes, vocab, filters = 5, 40, [(9, 0.8, 0.0), (4, 1.0, 0.0), (ALL, 0.9, 0.0)]
+    logits = torch.randn(len(filters) * nodes, vocab, generator=torch.Generator().manual_seed(8))
+    sampling = Sampling(filters, seeds=[5, 6, 7])
+    positions = torch.arange(len(logits)) % 7 + 100
+    with torch.compiler.set_stance("force_eager"):
+        found = target_tokens(logits, sampling, sampling_state(sampling), positions)
+        assert torch.equal(found, plainly(logits, sampling, nodes, positions=positions).long())
+    assert not torch.equal(found, logits.argmax(-1))
+
+
+def test_greedy_requests_beside_sampled_ones_take_the_first_of_equal_tokens(monkeypatch):
+    """FlashInfer's top-k keeps all tokens that equal the last one it keeps."""
+    from sglang.srt.speculative import dflash_utils
+
+    def with_equals(probs, top_ks):
+        ranked = probs.sort(-1, descending=True).values
+        return probs * (probs >= ranked.gather(1, top_ks.clamp(max=probs.shape[1])[:, None] - 1))
+
+    monkeypatch.setattr(dflash_utils, "_dflash_top_k_renorm_prob", with_equals)
+    logits = torch.zeros(2 * 50, 300)
+    logits[:, 100:110] = 9.0
+    sampling = Sampling([(1, 1.0, 0.0), (ALL, 1.0, 0.0)])
+    found = target_tokens(logits, sampling, sampling_state(sampling), torch.zeros(100, dtype=torch.int64))
+    assert (found[:50] == 100).all()
+    assert len(set(found[50:].tolist())) > 3
+
+
+def sampling_state(sampling):
+    return types.SimpleNamespace(max_top_k=sampling.most)
