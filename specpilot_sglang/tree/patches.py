@@ -33,6 +33,7 @@ _FINGERPRINTS = {
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
     "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture": "774a06324221035f",
     "sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows": "ddbe148fc6b5bca7",
+    "sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len": "3ec5827c11b9ba54",
 }
 
 
@@ -48,7 +49,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         counters.declare(name)
     for name in (TREE_GRAPHS, *map(steps_of_width, policy.widths)):
         counters.declare(name, proof=False)
-    worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows = _FINGERPRINTS
+    worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows, room = _FINGERPRINTS
 
     patches = [
         Patch(
@@ -62,6 +63,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         Patch(graph, Kind.AROUND, _captured_input, _FINGERPRINTS[graph], "captures verify passes of trees"),
         Patch(sizes, Kind.AROUND, sizes_of_width, _FINGERPRINTS[sizes], "captures each batch size with one width"),
         Patch(rows, Kind.AROUND, rows_of_all_widths, _FINGERPRINTS[rows], "has room for the logits of every width"),
+        Patch(room, Kind.AROUND, room_behind_context, _FINGERPRINTS[room], "has slots for trees at the context's end"),
     ]
     patches.append(Patch(topk, Kind.AROUND, selector_candidates, _FINGERPRINTS[topk], "finds a selector's candidates"))
     if torch.cuda.is_available() and os.environ.get(FA3_PATHS) != "0":
@@ -89,6 +91,18 @@ def selector_candidates(
         return values.to(scores.dtype), indices
     values, indices = scores.topk(k, dim=-1)
     return values, indices
+
+
+def room_behind_context(original: Callable[[], int]) -> int:
+    """In place of `get_req_to_token_extra_context_len`: entries of a request's slot table past the longest context.
+
+    Each decode step of DFLASH reserves two verify passes behind the tokens whose results are known. Stock's table has
+    room for one and 4: near the context limit slots are written into the table of the request in the next row.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size
+    from sglang.srt.runtime_context import get_spec
+
+    return max(original(), 2 * int(get_spec().speculative_num_draft_tokens) + get_alloc_page_size() - 1)
 
 
 def _captured_input(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:

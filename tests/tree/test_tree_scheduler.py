@@ -94,7 +94,8 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
     narrow = folder / "narrow"
     narrow.mkdir()
     (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 24}\n")
-    args = [*tree[:-1], str(narrow)]
+    limit = ["--context-length", "96"]
+    args = [*tree[:-1], str(narrow), *limit]
     dice = random.Random(9)
     asked = [
         {
@@ -103,11 +104,14 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
             "after": after,
         }
         # Alone, then two, then six at once, then fewer and fewer.
-        for count, after in ((60, 0), (40, 5), (12, 10), (20, 10), (28, 10), (36, 10))
+        for count, after in ((60, 0), (40, 5), (12, 10), (20, 10), (28, 10), (200, 10))
     ]
     quiet = {"SGLANG_TEST_RETRACT": "0"}
-    expected, found = (run(folder, a, asked, **quiet) for a in (plain, args))
+    expected, found = (run(folder, a, asked, **quiet) for a in ([*plain, *limit], args))
     assert found["outputs"] == expected["outputs"]
+    # The last one reaches the context limit, where slots that a step reserves lie past the longest context.
+    assert len(asked[-1]["ids"]) + len(found["outputs"][-1]) == 94
+    assert found["finish"][-1]["type"] == "length"
     hits = found["hits"]
     assert all(hits[f"tree_steps_of_{n}_rows"] > 0 for n in (8, 20)), hits
     assert sum(hits[f"tree_steps_of_{n}_rows"] for n in (8, 16, 20)) == hits["tree_steps"]

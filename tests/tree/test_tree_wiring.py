@@ -45,7 +45,7 @@ def test_worker_is_replaced_by_a_subclass_and_put_back():
     assert dflash_worker_v2.DFlashWorkerV2 is stock
 
 
-@pytest.mark.parametrize("which", range(9))
+@pytest.mark.parametrize("which", range(10))
 def test_another_source_is_refused(which):
     patches = tree_patches(TreeSettings(16, gated_delta=True), "steps")
     patches[which] = dataclasses.replace(patches[which], fingerprint="0" * 16)
