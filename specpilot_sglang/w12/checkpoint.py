@@ -129,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise W12Error(f"not valid JSON ({exc})", where=path, fix="repair or fetch the file again") from exc
     if not isinstance(value, dict):
         raise W12Error("not a JSON object", where=path, fix="repair or fetch the file again")

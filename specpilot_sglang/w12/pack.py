@@ -111,7 +111,8 @@ def _write_small_files(
         weight_map = {
             name: r.shard for r in reports for name in ([r.name + p for p in PARTS] if r.packed else [r.name])
         }
-        metadata = {**(checkpoint.index.get("metadata") or {}), "total_size": summary.all_bytes}
+        theirs = checkpoint.index.get("metadata")
+        metadata = {**(theirs if isinstance(theirs, dict) else {}), "total_size": summary.all_bytes}
         staging.write(INDEX, _json_bytes({"metadata": metadata, "weight_map": weight_map}))
         staging.copy(checkpoint.path / INDEX, Path(ORIGINALS) / INDEX)
     for name in checkpoint.other_files():

@@ -131,8 +131,10 @@ def parse_header(raw: bytes, path: Path) -> tuple[dict[str, str], dict[str, Entr
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
         metadata = header.pop("__metadata__", None) or {}
+        if any(not isinstance(value, str) for value in metadata.values()):
+            raise ValueError("__metadata__ holds something else than texts")
         entries = [_entry(name, value, path) for name, value in header.items()]
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise W12Error(f"the safetensors header is not valid ({exc})", where=path, fix=_DAMAGED_FIX) from exc
     return metadata, {e.name: e for e in sorted(entries, key=lambda e: (e.begin, e.end))}
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+#: What a field of `TensorReport` is in JSON, by its annotation.
+_JSON_TYPES = {"str": str, "int": int, "bool": bool}
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,18 @@ class TensorReport:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TensorReport:
-        """Rebuild from `as_json`."""
-        fields = {k: v for k, v in value.items() if k != "bits_per_weight"}
-        return cls(**{**fields, "shape": tuple(fields["shape"])})
+        """Rebuild from `as_json`.
+
+        Raises:
+            AttributeError, KeyError, TypeError: not what `as_json` makes.
+        """
+        given = {k: v for k, v in value.items() if k != "bits_per_weight"}
+        made = cls(**{**given, "shape": tuple(operator.index(d) for d in given["shape"])})
+        for field in fields(cls):
+            kind = _JSON_TYPES.get(str(field.type))
+            if kind is not None and not isinstance(getattr(made, field.name), kind):
+                raise TypeError(f"{field.name} is {getattr(made, field.name)!r}")
+        return made
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from specpilot_sglang.errors import W12Error
 from specpilot_sglang.w12.spec import (
     FORMAT_VERSION,
     MAX_BASE,
+    MAX_COLUMNS,
     ROW_BLOCK,
     SIDE_HEADER_BYTES,
     U8,
@@ -111,13 +112,14 @@ def read_header(blob: bytes | memoryview, where: str) -> SideHeader:
             where=where,
             fix="install the specpilot-sglang release that packed it, or pack the original again",
         )
-    shape = tuple(int(d) for d in np.frombuffer(bytes(blob[SIDE_HEADER_BYTES : SIDE_HEADER_BYTES + 8 * ndim]), "<u8"))
-    if len(shape) != ndim or ndim < 2 or bits not in (4, 8) or top > MAX_BASE or flags > 1:
+    stored = bytes(blob[SIDE_HEADER_BYTES : SIDE_HEADER_BYTES + 8 * ndim])
+    shape = tuple(np.frombuffer(stored, "<u8").tolist()) if len(stored) == 8 * ndim >= 16 else ()
+    if not shape or shape[-1] > MAX_COLUMNS or bits not in (4, 8) or top > MAX_BASE or flags > 1:
         raise _damaged("its side header is not valid", where)
     header = SideHeader(shape, sha, bool(flags), zeros, escapes, bits, top)
     n, k = header.matrix
     expected = header.stored_bytes - n * k - n * (-(-k // 2))
-    if k > 1 << 32 or cols != col_bytes(k) or escapes > n * k or len(blob) != expected:
+    if cols != col_bytes(k) or escapes > n * k or len(blob) != expected:
         raise _damaged(f"its side data has {len(blob)} bytes, its header means {expected}", where)
     return header
 

@@ -32,6 +32,8 @@ BASE_DTYPE = "BF16"
 
 #: Consecutive exponents one row can code, and the highest base (240 + 15 = 255, infinities and NaN).
 WINDOW, MAX_BASE = 16, 240
+#: Most columns that a stored column index can tell apart.
+MAX_COLUMNS = 1 << 32
 #: Rows that share one pointer into the escape list; the row inside its block is stored in one byte.
 ROW_BLOCK = 128
 #: Bits per weight above which a tensor stays BF16.
@@ -106,7 +108,7 @@ def base_bits(base: U8) -> int:
 
 def col_bytes(k: int) -> int:
     """Return the bytes of a stored column index: 2 up to 65,536 columns, 4 beyond."""
-    if k > 1 << 32:
+    if k > MAX_COLUMNS:
         raise OverflowError(f"K = {k} does not fit the 32-bit column index of W12")
     return 2 if k <= 1 << 16 else 4
 

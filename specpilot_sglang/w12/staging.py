@@ -1,7 +1,7 @@
 """An output folder that appears under its final name only when it is complete.
 
 Files are written to `.NAME.w12-partial` beside the destination, flushed to disk one by one and noted in
-`state.json`; at the end the folder is renamed. After a kill at any point the destination does not exist (or is
+`.w12-state.json`; at the end the folder is renamed. After a kill at any point the destination does not exist (or is
 the empty folder it was), and a second run of the same job goes on with the shards that were finished.
 """
 
@@ -20,7 +20,8 @@ from specpilot_sglang.w12.oserrors import os_errors
 from specpilot_sglang.w12.rawfile import COPY_CHUNK
 from specpilot_sglang.w12.rawwriter import discard, publish
 
-_STATE, _LOCK = "state.json", "lock"
+#: Names that no model's file has.
+_STATE, _LOCK = ".w12-state.json", ".w12-lock"
 
 
 class Staging:

@@ -35,7 +35,8 @@ def decode_stream(tensors: Iterable[Named], device: torch.device | None = None) 
         device: decode there; None decodes with numpy in host memory.
 
     Raises:
-        W12Error: a part is missing, comes twice, is damaged, or does not decode to the bits that were packed.
+        W12Error: a part is missing, a tensor comes twice (packed and plain too), is damaged, or does not decode to the
+            bits that were packed.
     """
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     finished: set[str] = set()
@@ -54,15 +55,18 @@ def _decode_each(
     device: torch.device | None,
     hashes: _Hashes,
 ) -> Iterator[Named]:
+    plain: set[str] = set()
     for name, tensor in tensors:
         part = next((p for p in PARTS if name.endswith(p)), None)
+        original = name.removesuffix(part or "")
+        twice = original in finished or (original in waiting if part is None else original in plain)
+        if twice or (part is not None and part in waiting.get(original, ())):
+            raise W12Error("comes twice", where=name, fix="remove the file that does not belong to the model")
         if part is None:
+            plain.add(name)
             yield name, tensor
             continue
-        original = name.removesuffix(part)
         parts = waiting.setdefault(original, {})
-        if part in parts or original in finished:
-            raise W12Error("comes twice", where=name, fix="remove the file that does not belong to the model")
         parts[part] = tensor
         if len(parts) == len(PARTS):
             del waiting[original]

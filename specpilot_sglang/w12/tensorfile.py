@@ -17,6 +17,7 @@ from specpilot_sglang.w12.spec import BASE_DTYPE, FORMAT_VERSION, PLANE_ORDER, U
 
 _VERSION, _PLANES, _DTYPE = "w12.version", "w12.planes", "w12.base_dtype"
 _SOURCE, _REPORTS, _HASHES = "w12.source_header", "w12.tensors", "w12.sha256"
+_SOURCE_HASH = "w12.source_header_sha256"
 
 
 def shard_metadata(
@@ -31,6 +32,7 @@ def shard_metadata(
         _HASHES: json.dumps(hashes),
         _REPORTS: json.dumps([r.as_json() for r in reports]),
         _SOURCE: raw_header.decode("utf-8"),
+        _SOURCE_HASH: hashlib.sha256(raw_header).hexdigest(),
     }
 
 
@@ -55,12 +57,19 @@ class PackedShard:
             )
         try:
             self.source_header = meta[_SOURCE].encode("utf-8")
-            self.hashes: dict[str, str] = json.loads(meta[_HASHES])
+            self.hashes: dict[str, str] = dict(json.loads(meta[_HASHES]))
             self.reports = [TensorReport.from_json(r) for r in json.loads(meta[_REPORTS])]
-        except (KeyError, ValueError, TypeError) as exc:
+        except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise W12Error(
                 f"its W12 metadata is damaged ({exc})", where=reader.path, fix="pack the original again"
             ) from exc
+        found = hashlib.sha256(self.source_header).hexdigest()
+        if meta.get(_SOURCE_HASH, found) != found:  # older files lack it
+            raise W12Error(
+                "the original's header is not the one that was packed (SHA-256 differs)",
+                where=reader.path,
+                fix="the file is damaged; fetch it again or pack the original again",
+            )
 
     def original(self, entry: Entry, *, check: bool = True) -> U16 | None:
         """Return the bits of a packed tensor, or None when it is stored unchanged.

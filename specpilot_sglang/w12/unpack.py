@@ -108,7 +108,8 @@ def _pieces(reader: SafetensorsReader, shard: PackedShard, entry: Entry) -> Iter
 def _restore_small_files(checkpoint: Checkpoint, staging: Staging) -> None:
     originals = checkpoint.path / ORIGINALS
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
-    if (originals / CONFIG).exists() and read_json(originals / CONFIG) == config:
+    untouched = {**config, "quantization_config": None}  # a model that is not quantised may say so
+    if (originals / CONFIG).exists() and {"quantization_config": None, **read_json(originals / CONFIG)} == untouched:
         staging.copy(originals / CONFIG, Path(CONFIG))
     else:  # edited since it was packed: keep the edit
         staging.write(CONFIG, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())

@@ -82,6 +82,10 @@ def not_json(path: Path) -> None:
     write_header(path, b"{not json", header_of(path)[1])
 
 
+def too_deep(path: Path) -> None:
+    write_header(path, b"[" * 100_000, header_of(path)[1])
+
+
 def overlap(path: Path) -> None:
     header, data = header_of(path)
     entry = next(v for v in header.values() if isinstance(v.get("data_offsets"), list) and v["data_offsets"][0] > 0)
@@ -95,6 +99,16 @@ def twice_in_header(path: Path) -> None:
     write_header(path, text.encode(), data)
 
 
+def metadata_is_a_number(path: Path) -> None:
+    header, data = header_of(path)
+    write_header(path, {**header, "__metadata__": 1.5}, data)
+
+
+def metadata_holds_a_number(path: Path) -> None:
+    header, data = header_of(path)
+    write_header(path, {**header, "__metadata__": {"format": 1}}, data)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -105,8 +119,11 @@ def twice_in_header(path: Path) -> None:
         (wrong_dtype, "header is not valid"),
         (unknown_dtype, "unknown dtype 'BF17'"),
         (not_json, "header is not valid"),
+        (too_deep, "header is not valid"),
         (overlap, "hole or overlap"),
         (twice_in_header, "stands twice in the header"),
+        (metadata_is_a_number, "header is not valid"),
+        (metadata_holds_a_number, "header is not valid"),
     ],
 )
 def test_damaged_source_shard(damage: Callable, says: str, checkpoint: Path, tmp_path: Path, specpilot: Cli) -> None:
@@ -147,6 +164,14 @@ def test_index_that_points_outside_or_is_empty(sharded: Path, tmp_path: Path, sp
     refused(specpilot, "pack", sharded, out, says="no weight_map", source=sharded, destination=out)
 
 
+def test_index_whose_metadata_is_no_object(sharded: Path, tmp_path: Path, specpilot: Cli) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "metadata": 7}))
+    assert specpilot("w12", "pack", sharded, tmp_path / "packed")[0] == 0
+    assert specpilot("w12", "unpack", tmp_path / "packed", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out" / index.name).read_bytes() == index.read_bytes()
+
+
 def test_not_a_checkpoint(tmp_path: Path, specpilot: Cli) -> None:
     out, empty_folder = tmp_path / "packed", tmp_path / "empty"
     empty_folder.mkdir()
@@ -154,6 +179,8 @@ def test_not_a_checkpoint(tmp_path: Path, specpilot: Cli) -> None:
     (empty_folder / "config.json").write_text("[1]")
     refused(specpilot, "pack", empty_folder, out, says="not a JSON object", source=empty_folder, destination=out)
     (empty_folder / "config.json").write_text("{")
+    refused(specpilot, "pack", empty_folder, out, says="not valid JSON", source=empty_folder, destination=out)
+    (empty_folder / "config.json").write_text("[" * 100_000)
     refused(specpilot, "pack", empty_folder, out, says="not valid JSON", source=empty_folder, destination=out)
     (empty_folder / "config.json").write_text("{}")
     refused(specpilot, "pack", empty_folder, out, says="no *.safetensors", source=empty_folder, destination=out)
@@ -351,6 +378,19 @@ def shape(tensors: dict) -> None:
     tensors[NAME + ".w12_side"][60] += 1
 
 
+def huge_row(tensors: dict) -> None:
+    tensors[NAME + ".w12_side"][60 + 8 + 4] = 255
+
+
+def many_dimensions(tensors: dict) -> None:
+    tensors[NAME + ".w12_side"][9] = 255
+
+
+def many_dimensions_and_cut(tensors: dict) -> None:
+    tensors[NAME + ".w12_side"][9] = 2
+    tensors[NAME + ".w12_side"] = tensors[NAME + ".w12_side"][:67].clone()
+
+
 def mark(tensors: dict) -> None:
     tensors[NAME + ".w12_side"][0] = 0
 
@@ -387,6 +427,9 @@ def narrow_plane(tensors: dict) -> None:
         (escape_pointers, "escape pointers"),
         (escape_count, "escape pointers"),
         (shape, "its planes have"),
+        (huge_row, "side header"),
+        (many_dimensions, "side header"),
+        (many_dimensions_and_cut, "side header"),
         (mark, "W12 mark"),
         (version, "version 9"),
         (drop_plane, "part .w12_b is missing"),
@@ -433,3 +476,24 @@ def test_second_run_while_the_first_writes(checkpoint: Path, tmp_path: Path, spe
         code, _, err = specpilot("w12", "pack", checkpoint, tmp_path / "packed")
     assert code == 2
     assert "another run" in err
+
+
+def test_changed_header_of_the_original_is_noticed(checkpoint: Path, tmp_path: Path, specpilot: Cli) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    specpilot("w12", "pack", checkpoint, packed)
+    header, data = header_of(packed / "model.safetensors")
+    original = header["__metadata__"]["w12.source_header"]
+    changed = original.replace('"format":"pt"', '"format":"np"')
+    assert changed != original
+    header["__metadata__"]["w12.source_header"] = changed
+    write_header(packed / "model.safetensors", header, data)
+    for command in (("unpack", packed, out), ("inspect", packed), ("verify", checkpoint, packed)):
+        refused(specpilot, *command, says="header", source=packed, destination=out)
+
+
+def test_config_without_a_method_comes_back_byte_for_byte(checkpoint: Path, tmp_path: Path, specpilot: Cli) -> None:
+    text = '{"model_type": "llama",  "quantization_config": null}'
+    (checkpoint / "config.json").write_text(text)
+    assert specpilot("w12", "pack", checkpoint, tmp_path / "packed")[0] == 0
+    assert specpilot("w12", "unpack", tmp_path / "packed", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out" / "config.json").read_text() == text

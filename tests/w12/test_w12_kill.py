@@ -29,7 +29,7 @@ def started(partial: Path) -> bool:
 
 
 def first_shard_done(partial: Path) -> bool:
-    return (partial / "state.json").exists() and writing(partial)
+    return (partial / ".w12-state.json").exists() and writing(partial)
 
 
 @pytest.fixture

@@ -146,6 +146,26 @@ def test_unusual_tensor_names_and_symbolic_links(tmp_path: Path) -> None:
         assert not (tmp_path / "packed" / name).is_symlink()
 
 
+def test_files_that_share_a_name_with_the_packers_own_come_through(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("state.json", "lock", "model.safetensors.tmp"):
+        (checkpoint / name).write_text(f"the model's {name}")
+    pack_checkpoint(checkpoint, tmp_path / "packed", PackOptions())
+    unpack_checkpoint(tmp_path / "packed", tmp_path / "unpacked")
+    assert files(tmp_path / "unpacked") == files(checkpoint)
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_stream_refuses_a_tensor_that_comes_both_packed_and_plain(
+    plain_first: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    pack_checkpoint(checkpoint, tmp_path / "packed", PackOptions())
+    packed = list(load_file(tmp_path / "packed" / "model.safetensors").items())
+    plain = list(load_file(checkpoint / "model.safetensors").items())
+    stale = [(n, t) for n, t in plain if n not in dict(packed)]
+    with pytest.raises(W12Error, match="comes twice"):
+        list(decode_stream(stale + packed if plain_first else packed + stale))
+
+
 def test_packing_twice_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
     pack_checkpoint(checkpoint, tmp_path / "a", PackOptions())
     pack_checkpoint(checkpoint, tmp_path / "b", PackOptions())
