@@ -25,6 +25,7 @@ from specpilot_sglang.kernels.tree_build.verify import can_move, move_rows
 from specpilot_sglang.tree.accept import accept, distribution, target_tokens
 from specpilot_sglang.tree.draft import draft_trees, open_step, plan
 from specpilot_sglang.tree.gated_delta import commit_layers
+from specpilot_sglang.tree.penalties import penalties_of
 from specpilot_sglang.tree.tiers import Tier
 from specpilot_sglang.tree.verify_input import TreeVerifyInput
 
@@ -88,6 +89,9 @@ def _verify(worker: Any, batch: Any, made: LinkedTrees, verify_input: TreeVerify
     output = worker.target_worker.forward_batch_generation(batch=None, forward_batch=forward, is_verify=True)
     logits = output.logits_output.next_token_logits
     sampling = batch.sampling_info
+    penalties = penalties_of(worker, sampling)
+    if penalties is not None:
+        penalties.apply(logits, batch, made.trees)
     if sampling is not None:
         apply_dflash_verify_logits_adjustments(
             next_token_logits=logits, sampling_info=sampling, draft_token_num=verify_input.draft_token_num
@@ -118,7 +122,11 @@ def _accept(
     site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
     worker._tp_sync.sync(site, chosen)
     chosen = chosen.view(made.trees.tokens.shape)
-    return accept(made, chosen, batch.seq_lens, tier.depth + 1, slots, worker.simulated_length)
+    accepted = accept(made, chosen, batch.seq_lens, tier.depth + 1, slots, worker.simulated_length)
+    penalties = penalties_of(worker, batch.sampling_info)
+    if penalties is not None:
+        penalties.add(batch.req_pool_indices, accepted)
+    return accepted
 
 
 def _finish_outputs(

@@ -10,6 +10,7 @@ import torch
 from specpilot_sglang.errors import PluginError
 from specpilot_sglang.plugin import counters
 from specpilot_sglang.tree.dspark import first_row, is_dspark
+from specpilot_sglang.tree.penalties import Penalties, penalties_of
 from specpilot_sglang.tree.settings import TreeSettings
 
 #: Decode steps that verified trees, rows their verify passes had, and steps whose verify pass was a graph's replay.
@@ -27,6 +28,7 @@ class TreeWorker:
     tree: TreeSettings
     steps_counter: str
     model_runner: Any
+    penalties: Penalties | None = None
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         from sglang.srt.runtime_context import get_spec
@@ -102,9 +104,14 @@ class TreeWorker:
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle() or batch.spec_info is None:
             stock: Any = super()
-            return stock.forward_batch_generation(
+            prefilled = not mode.is_idle() and bool(batch.reqs)
+            penalties = penalties_of(self, batch.sampling_info) if prefilled else None
+            result = stock.forward_batch_generation(
                 batch, on_publish=on_publish, grammar_barrier=grammar_barrier, pp_proxy_tensors=pp_proxy_tensors
             )
+            if penalties is not None:
+                penalties.start(batch, result.next_token_ids)
+            return result
         from specpilot_sglang.tree.step import tree_step
 
         counters.hit(self.steps_counter)

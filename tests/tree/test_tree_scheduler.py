@@ -90,6 +90,7 @@ def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retra
 
 
 def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decodings(hybrid):
+    """Two of them are penalised for their own tokens, and one goes on to the context limit."""
     folder, plain, tree = hybrid
     narrow = folder / "narrow"
     narrow.mkdir()
@@ -106,8 +107,12 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
         # Alone, then two, then six at once, then fewer and fewer.
         for count, after in ((60, 0), (40, 5), (12, 10), (20, 10), (28, 10), (200, 10))
     ]
+    asked[1]["sampling"] |= {"frequency_penalty": 0.1, "presence_penalty": 0.05}
+    asked[4]["sampling"] |= {"repetition_penalty": 1.1}
     quiet = {"SGLANG_TEST_RETRACT": "0"}
-    expected, found = (run(folder, a, asked, **quiet) for a in ([*plain, *limit], args))
+    # With overlap, plain decoding itself penalises for a token one step late.
+    exact = [*plain, *limit, "--disable-overlap-schedule"]
+    expected, found = (run(folder, a, asked, **quiet) for a in (exact, args))
     assert found["outputs"] == expected["outputs"]
     # The last one reaches the context limit, where slots that a step reserves lie past the longest context.
     assert len(asked[-1]["ids"]) + len(found["outputs"][-1]) == 94
