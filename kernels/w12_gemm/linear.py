@@ -104,8 +104,9 @@ def w12_linear(
 ) -> torch.Tensor:
     """Return `x @ weight.T` for x [..., K].
 
-    Up to 64 rows by `launch.w12_gemm`, up to `wide.MOST_TOKENS` by `wide.w12_wide`, more by decode and the library. The
-    three round sums differently, as the library's own kernels do among themselves.
+    Up to 64 rows by `launch.w12_gemm`, whose rows do not depend on each other (level L3); up to `wide.MOST_TOKENS` by
+    `wide.w12_wide`, more, or a small matrix, by decode and the library. These round sums differently, and in the last
+    two a row's bits depend on how many rows there are: what a prompt computes depends on what is prefilled with it.
     """
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] <= MAX_TOKENS:
