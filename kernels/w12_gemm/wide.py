@@ -1,7 +1,7 @@
 """Many tokens (prefill): the kernel that decodes inside the product, its variants, workspace and launch.
 
-The same call repeats bit for bit. But unlike with `launch.w12_gemm` a token's bits depend on the number of tokens and on
-its place among them: they decide in which tile it is, and at which columns that tile's sum is cut among workers.
+The same call repeats bit for bit. But unlike with `launch.w12_gemm` a token's bits depend on the number of tokens and
+on its place among them: they decide in which tile it is, and at which columns workers share that tile's sum.
 """
 
 from __future__ import annotations

@@ -142,13 +142,14 @@ def test_tiles_are_narrow_where_wide_ones_would_leave_workers_idle(rows, tokens,
 
 
 def test_a_tokens_sum_is_cut_by_the_number_of_tokens_and_its_place() -> None:
-    def cuts(tokens: int, token_tile: int) -> set[int]:
+    def cuts(tokens: int, token_tile: int) -> list[set[int]]:
+        """Return where the sums of a token in this tile are cut, by row tile."""
         row_tiles, columns = 14336 // wide.TILE_ROWS, 5120 // 64
         token_tiles = -(-tokens // wide._shape(14336, tokens, columns, 132).tokens)
         work = deal(row_tiles * token_tiles, columns, 132)
         ends = {worker * work.share + min(worker, work.extra) for worker in range(1, work.workers)}
-        first = token_tile * columns  # of the first row tile; token tiles lie next to each other
-        return {end - first for end in ends if first < end < first + columns}
+        firsts = [(row_tile * token_tiles + token_tile) * columns for row_tile in range(row_tiles)]
+        return [{end - first for end in ends if first < end < first + columns} for first in firsts]
 
     assert cuts(200, 0) != cuts(400, 0)
     assert cuts(1600, 0) != cuts(1600, 1)
