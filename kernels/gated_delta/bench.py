@@ -22,7 +22,7 @@ from specpilot_sglang.kernels.tree_build.scores import MarginalScores
 
 KEY_HEADS, VALUE_HEADS, DIM, TAPS, LAYERS = 16, 48, 128, 4, 12
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM
-PLANS = [(32, 32, 2), (32, 32, 4), (64, 32, 4), (64, 32, 8), (64, 64, 8), (128, 32, 8), (128, 32, 4)]
+PLANS = [(64, 16, 3), (64, 32, 3), (64, 16, 4), (64, 32, 2), (64, 64, 2), (32, 32, 3)]
 
 
 class Layers:
@@ -65,10 +65,15 @@ class Layers:
         gates = (self.a[layer], self.b[layer], self.a_log[layer], self.dt_bias[layer])
         return [*self.split(self.mixed[layer]), *gates, self.states[layer], self.slots, self.paths]
 
-    def verify(self, layer: int, plan: tuple[int, int, int]) -> torch.Tensor:
+    def verify(self, layer: int, plan: tuple[int, int, int] = PLANS[0]) -> torch.Tensor:
         """All nodes at once."""
         keep = (self.kept_a[layer], self.kept_b[layer])
         return partial(tree.verify, keep=keep, plan=plan)(*self.inputs(layer))
+
+    def both(self, layer: int) -> torch.Tensor:
+        """Convolution and verify of one layer, as a pass launches them."""
+        self.conv(layer)
+        return self.verify(layer)
 
     def walk(self, layer: int) -> torch.Tensor:
         """Leaf by leaf."""
@@ -110,7 +115,7 @@ def main() -> dict[str, Any]:
     """Check both ways to verify against float64, then time them."""
     torch.manual_seed(0)
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for batch, nodes in ((1, 32), (8, 32), (8, 16), (4, 64)):
+    for batch, nodes in ((1, 32), (2, 32), (4, 32), (8, 32), (8, 8), (8, 16), (4, 64), (64, 8)):
         case = Layers(batch, nodes)
         for layer in range(LAYERS):
             case.conv(layer)
@@ -128,6 +133,7 @@ def main() -> dict[str, Any]:
             except Exception as failure:
                 result[f"verify_us {plan}"] = f"{type(failure).__name__}: {failure}"[:200]
         result["kept_gates"] = bool(torch.equal(case.kept_a, case.a) and torch.equal(case.kept_b, case.b))
+        result["both_us"] = a_layer(case.both)
         result["walk_us"] = a_layer(case.walk)
         result["conv_us"] = a_layer(case.conv)
         result["commit_us"] = microseconds(case.commit, 2) / LAYERS

@@ -7,6 +7,7 @@ layer where a stored state is 3.1 MB.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -16,13 +17,18 @@ from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
+from specpilot_sglang.kernels.gated_delta.tree_solve_kernel import BAND, solve_kernel
 
 _TILE = 32
-#: State rows a program, key columns at a time, and warps of `verify`.
-_PLAN = (64, 32, 4)
+#: State rows a program, key columns at a time, and stages of `verify`.
+_PLAN = (64, 16, 3)
+#: Key columns that the sums among nodes take at a time.
+_SOLVE_COLUMNS = 64
+#: Registers a thread up to 32 rows a tree, so that six programs share a multiprocessor: all of 8 requests at once.
+_REGISTERS = 80
 _CHANNELS = 1024
-#: Nodes times channels that one program of the convolution takes.
-_CONV_CELLS = 1024
+#: Nodes and channels that one program of the convolution takes.
+_CONV_NODES, _CONV_CHANNELS = 8, 256
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def verify(
         slots: int32 [batch]; negative rows are padding and come back as zeros.
         paths: the trees.
         keep: contiguous [batch * nodes, value heads] each, into which a and b are copied.
-        plan: rows of a state that one program takes, key columns it reads at a time, and its warps.
+        plan: rows of a state that one program takes, key columns it reads at a time, and reads on their way.
 
     Returns:
         [batch * nodes, value heads, value dim] in v's dtype.
@@ -83,16 +89,28 @@ def verify(
     if not q.stride(0) == k.stride(0) == v.stride(0) or a.stride(1) != 1 or b.stride(1) != 1:
         raise ValueError("q, k and v must be views of one row, and gate projections dense in the heads")
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    tile, chunk, warps = min(plan[0], dim), min(plan[1], k.shape[2]), plan[2]
+    size, parts = max(16, triton.next_power_of_2(nodes)), v.dtype == torch.bfloat16 and v.is_cuda
     kept_a, kept_b = (None, None) if keep is None else keep
+    reading = v.new_empty(batch, heads, 3 if parts else 1, size, size, dtype=v.dtype if parts else torch.float32)
+    scales = v.new_empty(batch, heads, 3, size, dtype=torch.float32)
+    # What q, k and v share makes one pointer do for keys and queries.
+    apart = (q.data_ptr() - k.data_ptr()) // q.element_size()
+    same: dict[str, Any] = {
+        "KEY_HEADS": k.shape[1], "VALUE_HEADS": heads, "KEY_DIM": k.shape[2], "NODES": nodes, "SLOTS": size,
+        "PRECISION": "ieee" if v.dtype == torch.float32 else "tf32x3", "PARTS": parts, "OVERLAP": _overlaps(v.device),
+    }  # fmt: skip
+    solve_kernel[(heads, batch)](
+        k, a, b, a_log, dt_bias, slots, paths.ancestors, paths.depths, kept_a, kept_b, reading, scales,
+        apart, q.stride(0), a.stride(0), b.stride(0), CHUNK=min(_SOLVE_COLUMNS, k.shape[2]),
+        BANDS=triton.cdiv(width, BAND.value), EPS=L2_EPS, KEEP=keep is not None, num_warps=4, **same,
+    )  # fmt: skip
+    tile, chunk = min(plan[0], dim), min(plan[1], k.shape[2])
+    options: dict[str, Any] = {"launch_pdl": True} if same["OVERLAP"] else {}
+    if parts and size <= 32:
+        options["maxnreg"] = _REGISTERS
     block_verify_kernel[(dim // tile, heads, batch)](
-        q, k, v, a, b, a_log, dt_bias, states, slots, paths.ancestors, out, kept_a, kept_b,
-        q.stride(0), a.stride(0), b.stride(0), states.stride(0),
-        KEY_HEADS=k.shape[1], VALUE_HEADS=heads, KEY_DIM=k.shape[2], VALUE_DIM=dim,
-        NODES=nodes, SLOTS=max(16, triton.next_power_of_2(nodes)), TILE=tile, CHUNK=chunk,
-        ROUNDS=width - 1, EPS=L2_EPS,
-        PRECISION="ieee" if v.dtype == torch.float32 else "tf32x3",
-        PARTS=v.dtype == torch.bfloat16 and v.is_cuda, KEEP=keep is not None, num_warps=warps,
+        k, v, states, slots, reading, scales, out, apart, q.stride(0), states.stride(0),
+        VALUE_DIM=dim, TILE=tile, CHUNK=chunk, num_warps=4, num_stages=plan[2], **same, **options,
     )  # fmt: skip
     return out
 
@@ -155,7 +173,8 @@ def commit(
     _check(k[0], v[0], states[0], batch * nodes)
     tile = min(_TILE, dim)
     track = path.track_slots is not None
-    a, b = a.contiguous(), b.contiguous()
+    if a.stride() != b.stride() or a.stride()[1:] != (heads, 1):
+        raise ValueError("gate projections must be laid out alike, a layer's rows one after the other")
     commit_kernel[(layers * batch, heads, dim // tile)](
         k, v, a, b, a_log, dt_bias, states, path.slots, path.nodes, path.lens, path.track_slots, path.track_steps,
         k.stride(1), v.stride(1), k.stride(0), v.stride(0), a.stride(0), states.stride(0), states.stride(1),
@@ -196,12 +215,14 @@ def conv_verify(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if states.stride()[1:] != (taps - 1, 1) or x.stride(1) != 1:
         raise ValueError("inputs must be dense in the channels, histories contiguous")
-    slots_of = triton.next_power_of_2(nodes)
-    block = min(_CONV_CELLS // slots_of, triton.next_power_of_2(channels))
-    conv_verify_kernel[(triton.cdiv(channels, block), batch)](
+    group, block = (
+        min(_CONV_NODES, triton.next_power_of_2(nodes)),
+        min(_CONV_CHANNELS, triton.next_power_of_2(channels)),
+    )
+    conv_verify_kernel[(triton.cdiv(channels, block), triton.cdiv(nodes, group), batch)](
         x, weight, bias, states, slots, paths.nodes_of, paths.depths, out, keep,
-        x.stride(0), states.stride(0), channels,
-        NODES=nodes, SLOTS=slots_of, TAPS=taps, BLOCK=block, WIDTH=width,
+        x.stride(0), states.stride(0), channels, nodes,
+        GROUP=group, TAPS=taps, BLOCK=block, WIDTH=width,
         BIAS=bias is not None, SILU=silu, KEEP=keep is not None,
     )  # fmt: skip
     return out
@@ -224,6 +245,11 @@ def conv_commit(x: torch.Tensor, states: torch.Tensor, path: Path, nodes: int) -
         x.stride(1), x.stride(0), states.stride(0), states.stride(1), batch, nodes, channels,
         TAPS=taps, BLOCK=block, WIDTH=path.nodes.shape[1], TRACK=path.track_slots is not None,
     )  # fmt: skip
+
+
+def _overlaps(device: torch.device) -> bool:
+    """Tell whether a kernel may start while the one before it ends (programmatic dependent launch, from Hopper on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check(k: torch.Tensor, v: torch.Tensor, states: torch.Tensor, rows: int) -> None:

@@ -1,9 +1,6 @@
 """Triton kernel of Gated DeltaNet over draft trees: all nodes of a tree at once, from one read of its state.
 
-With A_i the product of the decays on node i's path, S_0 the committed state and j running over i's ancestors,
-node i's write is u_i = b_i (v_i - A_i S_0 k_i - sum_j (A_i / A_j) (k_j . k_i) u_j) and its output is
-A_i S_0 q_i + sum_{j or i} (A_i / A_j) (k_j . q_i) u_j: the chunked form of the delta rule (Yang et al.,
-arXiv 2412.06464) with "ancestor" in place of "before". Nodes of depth d are right after d rounds of the first sum.
+The second of two kernels: `tree_solve_kernel` says which sums and works out what does not need the state.
 """
 
 # Arguments are pointers and numbers that Triton specialises on; it has no types for them.
@@ -15,79 +12,57 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specpilot_sglang.kernels.gated_delta.tree_solve_kernel import halves, parts
+
 
 @triton.jit
-def exact_dot(a, b, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
-    """`total` plus the product of `a` [m, n] with `b` [p, n] transposed; `a` as loaded, `b` float32."""
+def read(state, rows, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
+    """`total` plus the product of `state` [m, n], float32, with `rows` [p, n] transposed, as loaded."""
     if PARTS:
-        # Three BF16 parts hold all bits of a float32, and products of BF16 numbers are exact.
-        high = b.to(tl.bfloat16)
-        rest = b - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(a, tl.trans(low), total)
-        total = tl.dot(a, tl.trans(middle), total)
-        total = tl.dot(a, tl.trans(high), total)
+        # Products of BF16 numbers are exact, and three of them hold all bits of a float32.
+        high, middle, low = parts(state)
+        columns = tl.trans(rows)
+        total = tl.dot(low, columns, total)
+        total = tl.dot(middle, columns, total)
+        total = tl.dot(high, columns, total)
     else:
-        total = tl.dot(a.to(tl.float32), tl.trans(b), total, input_precision=PRECISION)
+        total = tl.dot(state, tl.trans(rows.to(tl.float32)), total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
-def pair_dot(a, b, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
-    """`total` plus the product of `a` [m, n] with `b` [p, n] transposed, both as loaded."""
+def read_nodes(wanted, reading, total, SLOTS: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr):
+    """`total` plus `wanted` [m, SLOTS], float32, times the matrix at `reading`, to float32's accuracy."""
+    node = tl.arange(0, SLOTS)
+    cells = node[:, None] * SLOTS + node[None, :]
     if PARTS:
-        total = tl.dot(a, tl.trans(b), total)
+        # Of nine products of parts, the three smallest are below what float32 holds.
+        high, middle, low = parts(wanted)
+        read_low = tl.load(reading + 2 * SLOTS * SLOTS + cells)
+        read_middle = tl.load(reading + SLOTS * SLOTS + cells)
+        read_high = tl.load(reading + cells)
+        total = tl.dot(low, read_high, total)
+        total = tl.dot(middle, read_middle, total)
+        total = tl.dot(high, read_low, total)
+        total = tl.dot(middle, read_high, total)
+        total = tl.dot(high, read_middle, total)
+        total = tl.dot(high, read_high, total)
     else:
-        total = tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), total, input_precision=PRECISION)
+        total += tl.dot(wanted, tl.load(reading + cells), input_precision=PRECISION)
     return total
-
-
-@triton.jit
-def log_gates(a, b, a_log, dt_bias):
-    """Log decay and write strength of each node, from its gate projections."""
-    x = a.to(tl.float32) + dt_bias
-    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(x)), x)
-    return -tl.exp(a_log) * softplus, 1.0 / (1.0 + tl.exp(-b.to(tl.float32)))
-
-
-@triton.jit
-def decay_ratios(log_decay, seen, node):
-    """Decay from ancestor j (column) to node i (row), 0 elsewhere, and from the committed state to node i."""
-    on_path = ((seen[:, None] >> node[None, :].to(tl.int64)) & 1) > 0
-    path_decay = tl.sum(tl.where(on_path, log_decay[None, :], 0.0), 1)
-    # The mask goes first: off the path the difference may be positive, and exp overflow.
-    gap = tl.where(on_path, path_decay[:, None] - path_decay[None, :], 0.0)
-    return tl.where(on_path, tl.exp(gap), 0.0), tl.exp(path_decay)
-
-
-@triton.jit
-def solve(mixing, wanted, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
-    """Writes of all nodes; each round is right one level deeper."""
-    writes = wanted
-    for _ in range(ROUNDS):
-        writes = wanted - tl.dot(mixing, writes, input_precision=PRECISION)
-    return writes
 
 
 @triton.jit
 def block_verify_kernel(
-    q_ptr,
     k_ptr,
     v_ptr,
-    a_ptr,
-    b_ptr,
-    a_log_ptr,
-    dt_bias_ptr,
     state_ptr,
     slots_ptr,
-    ancestors_ptr,
+    reading_ptr,
+    scales_ptr,
     out_ptr,
-    kept_a_ptr,
-    kept_b_ptr,
+    q_from_k,
     qkv_stride,
-    a_stride,
-    b_stride,
     slot_stride,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -97,57 +72,43 @@ def block_verify_kernel(
     SLOTS: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    EPS: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
-    KEEP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Outputs of all nodes of one request for one value head and tile of its state; see `tree.verify`."""
     tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     node = tl.arange(0, SLOTS)
     inside = node < NODES
-    rows = (request * NODES + node).to(tl.int64)
-    values = tile * TILE + tl.arange(0, TILE)
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
-    target = out_ptr + rows[:, None] * VALUE_HEADS * VALUE_DIM + head * VALUE_DIM + values[None, :]
-    a = tl.load(a_ptr + rows * a_stride + head, mask=inside, other=0.0)
-    b = tl.load(b_ptr + rows * b_stride + head, mask=inside, other=0.0)
-    if KEEP:
-        tl.store(kept_a_ptr + rows * VALUE_HEADS + head, a, mask=inside & (tile == 0))
-        tl.store(kept_b_ptr + rows * VALUE_HEADS + head, b, mask=inside & (tile == 0))
+    value = tl.arange(0, TILE)
+    first = (request * NODES).to(tl.int64)
+    target = out_ptr + first * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + tile * TILE
+    cells = node[None, :] * (VALUE_HEADS * VALUE_DIM) + value[:, None]
     slot = tl.load(slots_ptr + request)
     if slot < 0:
-        tl.store(target, tl.zeros([SLOTS, TILE], dtype=out_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(target + cells, tl.zeros([TILE, SLOTS], dtype=out_ptr.dtype.element_ty), mask=inside[None, :])
         return
-    at = rows[:, None] * qkv_stride + key_head * KEY_DIM
-    place = slot.to(tl.int64) * slot_stride + head * VALUE_DIM * KEY_DIM + values[:, None] * KEY_DIM
-    kk, qk = tl.zeros([SLOTS, SLOTS], tl.float32), tl.zeros([SLOTS, SLOTS], tl.float32)
-    old, out = tl.zeros([SLOTS, TILE], tl.float32), tl.zeros([SLOTS, TILE], tl.float32)
-    k_square, q_square = tl.zeros([SLOTS], tl.float32), tl.zeros([SLOTS], tl.float32)
+    home = state_ptr + slot.to(tl.int64) * slot_stride + (head * VALUE_DIM + tile * TILE) * KEY_DIM
+    rows = k_ptr + first * qkv_stride + (head // (VALUE_HEADS // KEY_HEADS)) * KEY_DIM
+    # Keys of all nodes, then their queries: one product reads the state for both.
+    both = tl.arange(0, 2 * SLOTS)
+    at = (both % SLOTS) * qkv_stride + tl.where(both >= SLOTS, q_from_k, 0)
+    there = (both % SLOTS) < NODES
+    sums = tl.zeros([TILE, 2 * SLOTS], tl.float32)
     for start in range(0, KEY_DIM, CHUNK):
         keys = start + tl.arange(0, CHUNK)
-        k = tl.load(k_ptr + at + keys[None, :], mask=inside[:, None], other=0.0)
-        q = tl.load(q_ptr + at + keys[None, :], mask=inside[:, None], other=0.0)
-        state = tl.load(state_ptr + place + keys[None, :]).to(tl.float32)
-        kk = pair_dot(k, k, kk, PRECISION, PARTS)
-        qk = pair_dot(q, k, qk, PRECISION, PARTS)
-        old = exact_dot(k, state, old, PRECISION, PARTS)
-        out = exact_dot(q, state, out, PRECISION, PARTS)
-        k_square += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
-        q_square += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
-    k_norm = 1.0 / tl.sqrt(k_square + EPS)
-    q_norm = (KEY_DIM**-0.5) / tl.sqrt(q_square + EPS)
-    a_log = tl.load(a_log_ptr + head).to(tl.float32)
-    log_decay, beta = log_gates(a, b, a_log, tl.load(dt_bias_ptr + head).to(tl.float32))
-    seen = tl.load(ancestors_ptr + rows, mask=inside, other=0)
-    ratio, whole = decay_ratios(log_decay, seen, node)
-    strict = node[:, None] != node[None, :]
-    mixing = tl.where(strict, ratio * kk * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
-    reading = ratio * qk * q_norm[:, None] * k_norm[None, :]
-    v_at = rows[:, None] * qkv_stride + head * VALUE_DIM + values[None, :]
-    v = tl.load(v_ptr + v_at, mask=inside[:, None], other=0.0).to(tl.float32)
-    wanted = beta[:, None] * (v - old * (k_norm * whole)[:, None])
-    writes = solve(mixing, wanted, ROUNDS, PRECISION)
-    out = out * (q_norm * whole)[:, None] + tl.dot(reading, writes, input_precision=PRECISION)
-    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+        state = tl.load(home + (value[:, None] * KEY_DIM + keys[None, :])).to(tl.float32)
+        kq = tl.load(rows + (at[:, None] + keys[None, :]), mask=there[:, None], other=0.0)
+        sums = read(state, kq, sums, PRECISION, PARTS)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    old, out = halves(sums, TILE, SLOTS)
+    tree = request * VALUE_HEADS + head
+    scales = scales_ptr + tree * 3 * SLOTS + node
+    v_at = v_ptr + first * qkv_stride + head * VALUE_DIM + tile * TILE
+    v = tl.load(v_at + (node[None, :] * qkv_stride + value[:, None]), mask=inside[None, :], other=0.0).to(tl.float32)
+    wanted = tl.load(scales)[None, :] * v - tl.load(scales + SLOTS)[None, :] * old
+    out = out * tl.load(scales + 2 * SLOTS)[None, :]
+    reading = reading_ptr + tree * (3 if PARTS else 1) * SLOTS * SLOTS
+    out = read_nodes(wanted, reading, out, SLOTS, PRECISION, PARTS)
+    tl.store(target + cells, out.to(out_ptr.dtype.element_ty), mask=inside[None, :])

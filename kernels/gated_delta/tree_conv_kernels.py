@@ -1,8 +1,8 @@
 """Triton kernels of the short causal convolution over draft trees: windows gathered from ancestors, never stored."""
 
-# Arguments are pointers and numbers that Triton specialises on; it has no types for them.
-# ruff: noqa: ANN001, ANN201
-# mypy: disallow-untyped-defs=false
+# Arguments are pointers and numbers that Triton specialises on; it has no types for them, nor unpacking of tuples.
+# ruff: noqa: ANN001, ANN201, RUF005
+# mypy: ignore-errors
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def conv_verify_kernel(
     x_ptr,
     weight_ptr,
@@ -24,8 +24,8 @@ def conv_verify_kernel(
     x_stride,
     slot_stride,
     channels,
-    NODES: tl.constexpr,
-    SLOTS: tl.constexpr,
+    nodes,
+    GROUP: tl.constexpr,
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -33,50 +33,55 @@ def conv_verify_kernel(
     SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    """Convolution of all nodes of a request over a block of channels, whose weights are read once."""
-    request = tl.program_id(1)
-    node = tl.arange(0, SLOTS)
-    here = node < NODES
-    rows = (request * NODES + node).to(tl.int64)
+    """Convolution of a group of a request's nodes over a block of channels, whose weights are read once."""
+    request = tl.program_id(2)
+    node = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
+    here = node < nodes
+    first = (request * nodes).to(tl.int64)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     cells = here[:, None] & inside[None, :]
-    target = rows[:, None] * channels + channel[None, :]
+    target = node[:, None] * channels + channel[None, :]
     slot = tl.load(slots_ptr + request)
     if slot < 0:
-        tl.store(out_ptr + target, tl.zeros([SLOTS, BLOCK], dtype=out_ptr.dtype.element_ty), mask=cells)
+        zeros = tl.zeros([GROUP, BLOCK], dtype=out_ptr.dtype.element_ty)
+        tl.store(out_ptr + first * channels + target, zeros, mask=cells)
         return
-    depth = tl.load(depths_ptr + rows, mask=here, other=0)
-    history = state_ptr + slot.to(tl.int64) * slot_stride + channel * (TAPS - 1)
-    total = tl.zeros([SLOTS, BLOCK], dtype=tl.float32)
-    for tap in tl.static_range(TAPS):
-        # Place on the path that meets this tap; before the root it is a column of the slot's history.
+    # Everything is asked for before anything is used: each use waits for what it needs.
+    depth = tl.load(depths_ptr + first + node, mask=here, other=0)
+    tokens, inputs, pasts, weights = (), (), (), ()
+    for tap in tl.static_range(TAPS - 1):
+        # The path's node at this tap; before the root it is a column of the slot's history.
         place = depth - (TAPS - 1) + tap
-        on_path = here & (place >= 0)
-        at = tl.load(paths_ptr + rows * WIDTH + tl.maximum(place, 0), mask=on_path, other=0)
-        token = (request * NODES + at).to(tl.int64)
-        fresh = tl.load(
-            x_ptr + token[:, None] * x_stride + channel[None, :], mask=on_path[:, None] & inside[None, :], other=0.0
+        at = first * WIDTH + (node * WIDTH + place)
+        tokens = tokens + (tl.load(paths_ptr + at, mask=here & (place >= 0), other=-1),)
+        pasts = pasts + (
+            tl.load(state_ptr + slot.to(tl.int64) * slot_stride + (channel * (TAPS - 1) + tap), mask=inside, other=0.0),
         )
-        if KEEP:  # noqa: SIM102
-            if tap == TAPS - 1:
-                tl.store(kept_ptr + target, fresh, mask=cells)
-        seen = fresh.to(tl.float32)
-        if tap < TAPS - 1:
-            column = (place + TAPS - 1)[:, None]
-            before = (here & (place < 0))[:, None] & inside[None, :]
-            past = tl.load(history[None, :] + column, mask=before, other=0.0)
-            seen = tl.where((place >= 0)[:, None], seen, past.to(tl.float32))
-        weight = tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
-        total += seen * weight[None, :]
+    for tap in tl.static_range(TAPS):
+        weights = weights + (tl.load(weight_ptr + channel * TAPS + tap, mask=inside, other=0.0),)
+    source = x_ptr + first * x_stride
+    own = tl.load(source + (node[:, None] * x_stride + channel[None, :]), mask=cells, other=0.0)
+    for tap in tl.static_range(TAPS - 1):
+        there = source + (tokens[tap][:, None] * x_stride + channel[None, :])
+        inputs = inputs + (tl.load(there, mask=(tokens[tap] >= 0)[:, None] & inside[None, :], other=0.0),)
+    if KEEP:
+        tl.store(kept_ptr + first * channels + target, own, mask=cells)
+    total = tl.zeros([GROUP, BLOCK], dtype=tl.float32)
+    for tap in tl.static_range(TAPS - 1):
+        seen = inputs[tap].to(tl.float32)
+        for column in tl.static_range(tap, TAPS - 1):
+            seen = tl.where((depth + tap == column)[:, None], pasts[column].to(tl.float32)[None, :], seen)
+        total += seen * weights[tap].to(tl.float32)[None, :]
+    total += own.to(tl.float32) * weights[TAPS - 1].to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
         total = total / (1.0 + tl.exp(-total))
-    tl.store(out_ptr + target, total.to(out_ptr.dtype.element_ty), mask=cells)
+    tl.store(out_ptr + first * channels + target, total.to(out_ptr.dtype.element_ty), mask=cells)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "nodes"])
 def conv_commit_kernel(
     x_ptr,
     state_ptr,

@@ -29,6 +29,21 @@ def test_verify_loses_nothing_but_the_outputs_rounding(case):
     assert error(case.walk(0), expected) < 0.002
 
 
+def test_overlapping_launches_of_verify_repeat_bit_for_bit(case):
+    """The second kernel starts while the first still runs; a read too early would differ now and then."""
+    from specpilot_sglang.kernels.gated_delta.bench import LAYERS
+
+    expected = [case.both(layer) for layer in range(LAYERS)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [case.both(layer) for layer in range(LAYERS)]
+    for _ in range(50):
+        for out in found:
+            out.zero_()
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
 def test_convolution_equals_torch_and_keeps_its_inputs(case):
     from specpilot_sglang.kernels.gated_delta import conv_ref
 
@@ -44,7 +59,7 @@ def test_commit_leaves_the_state_of_the_accepted_node(case):
     from specpilot_sglang.kernels.gated_delta.bench import LAYERS, VALUE_HEADS, error
 
     for layer in range(LAYERS):
-        case.verify(layer, (64, 32, 4))
+        case.verify(layer)
     q, k, v = (x.double() for x in case.split(case.mixed[0]))
     gates = ref.gates(case.a[0].double(), case.b[0].double(), case.a_log[0].double(), case.dt_bias[0].double())
     rows = [x.view(case.batch, case.nodes, *x.shape[1:]) for x in (*ref.prepare_qk(q, k, VALUE_HEADS), v, *gates)]

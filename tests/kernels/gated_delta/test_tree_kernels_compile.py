@@ -7,23 +7,19 @@ import pytest
 from specpilot_sglang.kernels.gated_delta.tree_block_kernel import block_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_conv_kernels import conv_commit_kernel, conv_verify_kernel
 from specpilot_sglang.kernels.gated_delta.tree_kernels import commit_kernel, verify_kernel
+from specpilot_sglang.kernels.gated_delta.tree_solve_kernel import solve_kernel
 from specpilot_sglang.kernels.tree_build.accept_kernels import accept_kernel, move_kernel
 from specpilot_sglang.kernels.tree_build.heap_kernel import best_first_kernel
 from specpilot_sglang.kernels.tree_build.verify_kernels import inputs_kernel, open_kernel, suffix_kernel
 
 HEADS = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "VALUE_DIM": 128, "TILE": 32, "WIDTH": 8, "EPS": 1e-6}
 CONV = {"TAPS": 4, "BLOCK": 256, "WIDTH": 8}
-TREE = {"NODES": 32, "SLOTS": 32, "BLOCK": 64}
 BUILD = {"NODES": 32, "WIDTH": 31, "SLOTS": 32}
-BLOCK = {key: value for key, value in HEADS.items() if key not in ("WIDTH", "TILE")} | {
-    "NODES": 32,
-    "SLOTS": 32,
-    "ROUNDS": 7,
-    "TILE": 64,
-    "CHUNK": 32,
-    "PRECISION": "tf32x3",
-    "KEEP": True,
-}
+NODES = {"KEY_HEADS": 16, "VALUE_HEADS": 48, "KEY_DIM": 128, "NODES": 32, "SLOTS": 32, "PRECISION": "tf32x3"}
+NODES |= {"PARTS": True, "OVERLAP": True}
+SOLVE = NODES | {"CHUNK": 64, "BANDS": 2, "EPS": 1e-6, "KEEP": True}
+BLOCK = NODES | {"VALUE_DIM": 128, "TILE": 64, "CHUNK": 16}
+READING = {"ancestors": "*i64", "reading": "*bf16", "scales": "*fp32"}
 INPUTS = {"NODES": 32, "SLOTS": 32, "WIDTH": 8}
 NO_PATHS = dict.fromkeys(("nodes_of_ptr", "levels_ptr", "owners_ptr", "ancestors_ptr"))
 BF16 = dict.fromkeys(("q", "k", "v", "a", "b", "out", "x", "weight", "kept", "kept_a", "kept_b"), "*bf16")
@@ -45,9 +41,11 @@ CASES = [
     (verify_kernel, HEADS, BF16 | FP32 | {"state": "*bf16"}),
     (commit_kernel, HEADS | {"TRACK": True}, BF16 | FP32),
     (commit_kernel, HEADS | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16 | FP32),
-    (block_verify_kernel, BLOCK | {"PARTS": True}, BF16 | FP32 | {"ancestors": "*i64"}),
-    (block_verify_kernel, BLOCK | {"PARTS": True, "NODES": 64, "SLOTS": 64}, BF16 | FP32 | {"ancestors": "*i64"}),
-    (conv_verify_kernel, CONV | TREE | {"BIAS": False, "SILU": True, "KEEP": True, "bias_ptr": None}, BF16),
+    (solve_kernel, SOLVE, BF16 | FP32 | READING),
+    (solve_kernel, SOLVE | {"NODES": 64, "SLOTS": 64, "BANDS": 4}, BF16 | FP32 | READING),
+    (block_verify_kernel, BLOCK, BF16 | FP32 | READING),
+    (block_verify_kernel, BLOCK | {"NODES": 64, "SLOTS": 64}, BF16 | FP32 | READING),
+    (conv_verify_kernel, CONV | {"GROUP": 8} | {"BIAS": False, "SILU": True, "KEEP": True, "bias_ptr": None}, BF16),
     (conv_commit_kernel, CONV | {"TRACK": True}, BF16 | {"state": "*bf16"}),
     (conv_commit_kernel, CONV | {"TRACK": False, "track_slots_ptr": None, "track_steps_ptr": None}, BF16),
     (best_first_kernel, BUILD | {"BUDGETS": True, "ROWS": 16, "WIDTH": 16}, INT64 | FP32),
