@@ -19,12 +19,12 @@ class Penalties:
     def __init__(self, rows: int, vocab: int, device: torch.device | str) -> None:
         self.counts = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
 
-    def start(self, batch: Any, first: torch.Tensor) -> None:
-        """Begin with requests that were prefilled.
+    def start(self, batch: Any) -> None:
+        """Prepare a prefill: forget what rows held before, and let SGLang's sampler penalise for what was emitted.
 
         Args:
-            batch: SGLang's batch; its requests know what they had emitted before they were retracted.
-            first: int [batch], the token that the prefill has sampled for each.
+            batch: SGLang's batch; its requests know what they had emitted before they were retracted, and some of them
+                may decode beside the prefill. Its `sampling_info`, a forward pass's own copy, is changed.
         """
         pools = batch.req_pool_indices.long()
         decoding = {id(req) for req in batch.decoding_reqs or ()}
@@ -34,7 +34,17 @@ class Penalties:
             if len(batch.reqs[i].output_ids):
                 before = torch.tensor(list(batch.reqs[i].output_ids), device=pools.device)
                 self._add(pools[i].expand_as(before), before, torch.ones_like(before))
-        self._add(pools, first.long(), torch.ones_like(pools))
+        added, scaled = self.counts.new_zeros(2, len(pools), self.counts.shape[1], dtype=torch.float32)
+        scaled += 1
+        for i, req in enumerate(batch.reqs):
+            if not neutral(req.sampling_params):
+                counts = self.counts.index_select(0, pools[i : i + 1])
+                added[i : i + 1], scaled[i : i + 1] = _terms(req, counts, counts.sum(-1))
+        batch.sampling_info.acc_additive_penalties, batch.sampling_info.acc_scaling_penalties = added, scaled
+
+    def add_one(self, pools: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count a token a request; `pools` int [batch], the requests' rows, `tokens` int [batch]."""
+        self._add(pools.long(), tokens.long(), torch.ones_like(tokens))
 
     def add(self, pools: torch.Tensor, accepted: AcceptedPath) -> None:
         """Count what a step has emitted; `pools` int [batch], the requests' rows."""
@@ -53,16 +63,16 @@ class Penalties:
         seen = trees.ancestors()
         seen[:, :, 0] = False
         for i, req in enumerate(batch.reqs):
-            asked = req.sampling_params
-            if neutral(asked):
+            if neutral(req.sampling_params):
                 continue
             rows = logits[i * trees.nodes : (i + 1) * trees.nodes]
             before = self.counts.index_select(0, batch.req_pool_indices[i : i + 1].long())
             path = trees.tokens[i].expand(trees.nodes, -1)
             counts = before.repeat(trees.nodes, 1).scatter_add_(1, path, seen[i].int())
-            _penalise(rows, counts, asked)
-            if asked.min_new_tokens > 0:
-                _go_on(rows, before.sum() + trees.depths[i] < asked.min_new_tokens, _stop_ids(req))
+            added, scaled = _terms(req, counts, before.sum() + trees.depths[i])
+            rows.add_(added)
+            if req.sampling_params.repetition_penalty != 1:
+                rows.copy_(torch.where(rows < 0, rows * scaled, rows / scaled))
 
     def _add(self, pools: torch.Tensor, tokens: torch.Tensor, count: torch.Tensor) -> None:
         places = (pools * self.counts.shape[1] + tokens).flatten()
@@ -95,21 +105,20 @@ def neutral(asked: Any) -> bool:
     )
 
 
-def _penalise(rows: torch.Tensor, counts: torch.Tensor, asked: Any) -> None:
-    """Penalise logits [nodes, vocab] in place for `counts` of that shape: what is subtracted first, as SGLang does."""
-    if asked.frequency_penalty != 0:
-        rows.sub_(asked.frequency_penalty * counts)
-    if asked.presence_penalty != 0:
-        rows.sub_(asked.presence_penalty * (counts > 0))
-    if asked.repetition_penalty != 1:
-        scaled = torch.where(rows < 0, rows * asked.repetition_penalty, rows / asked.repetition_penalty)
-        rows.copy_(torch.where(counts > 0, scaled, rows))
+def _terms(req: Any, counts: torch.Tensor, emitted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is added to logits [rows, vocab], and by what a sum below 0 is multiplied then and one above 0 divided.
 
-
-def _go_on(rows: torch.Tensor, early: torch.Tensor, stops: list[int]) -> None:
-    """Forbid the tokens `stops` in logits [nodes, vocab] where `early` bool [nodes]."""
-    which = torch.tensor(stops, dtype=torch.int64, device=rows.device)
-    rows[:, which] = rows[:, which].masked_fill(early[:, None], float("-inf"))
+    Args:
+        req: SGLang's request.
+        counts: int [rows, vocab], how often it has emitted each token.
+        emitted: int [rows], how many tokens.
+    """
+    asked, there = req.sampling_params, counts > 0
+    added = -asked.frequency_penalty * counts.float() - asked.presence_penalty * there
+    if asked.min_new_tokens > 0:
+        stops = torch.tensor(_stop_ids(req), dtype=torch.int64, device=counts.device)
+        added[:, stops] = added[:, stops].masked_fill((emitted < asked.min_new_tokens)[:, None], float("-inf"))
+    return added, torch.where(there, asked.repetition_penalty, 1.0)
 
 
 def _stop_ids(req: Any) -> list[int]:

@@ -106,11 +106,13 @@ class TreeWorker:
             stock: Any = super()
             prefilled = not mode.is_idle() and bool(batch.reqs)
             penalties = penalties_of(self, batch.sampling_info) if prefilled else None
+            if penalties is not None:
+                penalties.start(batch)
             result = stock.forward_batch_generation(
                 batch, on_publish=on_publish, grammar_barrier=grammar_barrier, pp_proxy_tensors=pp_proxy_tensors
             )
             if penalties is not None:
-                penalties.start(batch, result.next_token_ids)
+                penalties.add_one(batch.req_pool_indices, result.next_token_ids)
             return result
         from specpilot_sglang.tree.step import tree_step
 

@@ -27,6 +27,11 @@ def request(emitted=(), **asked):
     )
 
 
+def batch_of(requests, pools, decoding=None):
+    info = SimpleNamespace(acc_additive_penalties=None, acc_scaling_penalties=None)
+    return SimpleNamespace(reqs=requests, req_pool_indices=pools, decoding_reqs=decoding, sampling_info=info)
+
+
 REQUESTS = [
     request(frequency_penalty=0.7),
     request(),
@@ -55,11 +60,12 @@ def drafted(roots, generator):
 def test_nodes_are_penalised_for_all_that_was_emitted_and_for_their_path():
     generator, batch = torch.Generator().manual_seed(0), len(REQUESTS)
     pools = torch.tensor([4, 1, 5, 2, 3], dtype=torch.int32)
-    running = SimpleNamespace(reqs=REQUESTS, req_pool_indices=pools, decoding_reqs=None)
+    running = batch_of(REQUESTS, pools)
     penalties = Penalties(ROWS, VOCAB, "cpu")
     penalties.counts.fill_(77)  # of requests that had these rows before
+    penalties.start(running)
     first = torch.randint(VOCAB, (batch,), generator=generator)
-    penalties.start(running, first)
+    penalties.add_one(pools, first)
     emitted = [[*req.output_ids, int(token)] for req, token in zip(REQUESTS, first, strict=True)]
     for _ in range(3):
         roots = torch.tensor([tokens[-1] for tokens in emitted])
@@ -87,15 +93,21 @@ def test_nodes_are_penalised_for_all_that_was_emitted_and_for_their_path():
     assert penalties.counts[0].eq(77).all(), "another request's row was touched"
 
 
-def test_a_request_that_decodes_beside_a_prefill_keeps_its_counts():
+def test_prefills_are_penalised_by_sglangs_sampler_for_what_requests_had_emitted():
+    """Those that were retracted, and those that decode beside a prefill; stock has counts of neither."""
     penalties = Penalties(ROWS, VOCAB, "cpu")
-    old, new = request(emitted=[1], frequency_penalty=1.0), request(frequency_penalty=1.0)
-    penalties.counts[2, 6] = 3
-    batch = SimpleNamespace(reqs=[new, old], req_pool_indices=torch.tensor([1, 2]), decoding_reqs=[old])
-    penalties.start(batch, torch.tensor([8, 6]))
-    assert penalties.counts[2].nonzero().tolist() == [[6]]
-    assert penalties.counts[2, 6] == 4
-    assert penalties.counts[1].nonzero().tolist() == [[8]]
+    old = request(emitted=[1], frequency_penalty=1.0, repetition_penalty=1.5)
+    penalties.counts[2, 6] = 3  # the host knows less
+    batch = batch_of([*REQUESTS, old], torch.tensor([4, 1, 5, 3, 0, 2]), decoding=[old])
+    penalties.start(batch)
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(1))
+    found = logits + batch.sampling_info.acc_additive_penalties
+    scale = batch.sampling_info.acc_scaling_penalties
+    found = torch.where(found < 0, found * scale, found / scale)
+    for i, (req, emitted) in enumerate(zip(batch.reqs, ([], [], [], [4, 4, 9], [], [6, 6, 6]), strict=True)):
+        assert torch.allclose(found[i], by_hand(logits[i], req.sampling_params, emitted), atol=1e-5), i
+    penalties.add_one(batch.req_pool_indices, torch.tensor([0, 0, 0, 0, 0, 8]))
+    assert penalties.counts[2].nonzero().flatten().tolist() == [6, 8]
 
 
 @pytest.mark.parametrize("penalised", [False, True])

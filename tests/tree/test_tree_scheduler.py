@@ -89,14 +89,8 @@ def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retra
     assert found["hits"]["tree_nodes_verified"] >= BUDGET * found["hits"]["tree_steps"]
 
 
-def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decodings(hybrid):
-    """Two of them are penalised for their own tokens, and one goes on to the context limit."""
-    folder, plain, tree = hybrid
-    narrow = folder / "narrow"
-    narrow.mkdir()
-    (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 24}\n")
-    limit = ["--context-length", "96"]
-    args = [*tree[:-1], str(narrow), *limit]
+def joining():
+    """Requests that come alone, then two, then six at once, then fewer and fewer."""
     dice = random.Random(9)
     asked = [
         {
@@ -104,19 +98,37 @@ def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decod
             "sampling": {"temperature": 0, "max_new_tokens": count, "ignore_eos": True},
             "after": after,
         }
-        # Alone, then two, then six at once, then fewer and fewer.
         for count, after in ((60, 0), (40, 5), (12, 10), (20, 10), (28, 10), (200, 10))
     ]
     asked[1]["sampling"] |= {"frequency_penalty": 0.1, "presence_penalty": 0.05}
     asked[4]["sampling"] |= {"repetition_penalty": 1.1}
-    quiet = {"SGLANG_TEST_RETRACT": "0"}
-    # With overlap, plain decoding itself penalises for a token one step late.
-    exact = [*plain, *limit, "--disable-overlap-schedule"]
-    expected, found = (run(folder, a, asked, **quiet) for a in (exact, args))
-    assert found["outputs"] == expected["outputs"]
-    # The last one reaches the context limit, where slots that a step reserves lie past the longest context.
-    assert len(asked[-1]["ids"]) + len(found["outputs"][-1]) == 94
-    assert found["finish"][-1]["type"] == "length"
+    asked[0]["logprob"] = True
+    return asked
+
+
+def test_widths_follow_requests_that_join_and_leave_and_answers_stay_plain_decodings(hybrid):
+    """Two are penalised for their own tokens, one goes on to the context limit, one repeats another's answer.
+
+    With overlap, plain decoding itself penalises for a token one step late; so it runs without.
+    """
+    folder, plain, tree = hybrid
+    narrow = folder / "narrow"
+    narrow.mkdir()
+    (narrow / "overlay.yaml").write_text("name: narrow\ntree: {kind: best-first, budget: 20, call_budget: 24}\n")
+    limit, quiet, asked = ["--context-length", "96"], {"SGLANG_TEST_RETRACT": "0"}, joining()
+    expected = run(folder, [*plain, *limit, "--disable-overlap-schedule"], asked, **quiet)["outputs"]
+    again = asked[0] | {"ids": asked[0]["ids"] + expected[0][:50], "follows": 0}
+    again["sampling"] = asked[0]["sampling"] | {"max_new_tokens": 10}
+    args = [*tree[:-1], str(narrow), *limit, "--mamba-track-interval", "64"]
+    found = run(folder, args, [*asked, again], **quiet)
+    assert found["outputs"] == [*expected, expected[0][50:]]
+    # States at token 64 were kept while it was decoded, and the cached prefix ends there.
+    assert len(asked[0]["ids"]) < 64 <= found["cached"][-1]
+    first, second = (torch.tensor(found["logprobs"][i]) for i in (0, -1))
+    assert torch.allclose(first[50:60], second[:10], atol=1e-4)
+    # Slots that a step reserves lie past the longest context.
+    assert len(asked[5]["ids"]) + len(expected[5]) == 94
+    assert found["finish"][5]["type"] == "length"
     hits = found["hits"]
     assert all(hits[f"tree_steps_of_{n}_rows"] > 0 for n in (8, 20)), hits
     assert sum(hits[f"tree_steps_of_{n}_rows"] for n in (8, 16, 20)) == hits["tree_steps"]
