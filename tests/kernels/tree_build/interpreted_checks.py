@@ -11,9 +11,10 @@ import types
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+import triton.language as tl
 
 from specpilot_sglang.kernels.gated_delta.tree_paths import TreePaths
-from specpilot_sglang.kernels.tree_build import verify
+from specpilot_sglang.kernels.tree_build import verify, verify_kernels
 from specpilot_sglang.kernels.tree_build.best import best_tokens
 from specpilot_sglang.kernels.tree_build.build import build
 from specpilot_sglang.kernels.tree_build.launch import LinkedTrees, build_linked, build_marginals
@@ -142,8 +143,16 @@ def check_page_table_of_paths_is_what_the_mask_gives():
 
 
 def check_masks_and_page_tables_of_many_requests_lie_behind_those_before():
-    """More requests than one round of a kernel adds up, and more rows."""
-    batch, nodes = 70, 4
+    """More requests than one round of a kernel adds up, and more rows; its rounds are made short, for speed."""
+    rounds = verify_kernels._TOGETHER, verify_kernels._ROWS
+    verify_kernels._TOGETHER, verify_kernels._ROWS = tl.constexpr(4), tl.constexpr(8)
+    try:
+        many_requests(10, 4)
+    finally:
+        verify_kernels._TOGETHER, verify_kernels._ROWS = rounds
+
+
+def many_requests(batch, nodes):
     made = build_linked(edges_of(batch, 3, 4, 1), torch.arange(batch), nodes)
     lengths = torch.arange(batch) % 7
     expected = full_mask(made.trees.ancestors(), lengths)
