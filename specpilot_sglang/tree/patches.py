@@ -33,8 +33,8 @@ _FINGERPRINTS = {
     "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache": "e4fd2d32df9ac313",
     "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture": "774a06324221035f",
     "sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows": "ddbe148fc6b5bca7",
-    "sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len": "3ec5827c11b9ba54",
 }
+_SLOT_TABLE = "sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len"
 
 
 def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
@@ -49,7 +49,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         counters.declare(name)
     for name in (TREE_GRAPHS, *map(steps_of_width, policy.widths)):
         counters.declare(name, proof=False)
-    worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows, room = _FINGERPRINTS
+    worker, arguments, layer, graph, attention, topk, pool, memory, sizes, rows = _FINGERPRINTS
 
     patches = [
         Patch(
@@ -63,7 +63,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         Patch(graph, Kind.AROUND, _captured_input, _FINGERPRINTS[graph], "captures verify passes of trees"),
         Patch(sizes, Kind.AROUND, sizes_of_width, _FINGERPRINTS[sizes], "captures each batch size with one width"),
         Patch(rows, Kind.AROUND, rows_of_all_widths, _FINGERPRINTS[rows], "has room for the logits of every width"),
-        Patch(room, Kind.AROUND, room_behind_context, _FINGERPRINTS[room], "has slots for trees at the context's end"),
+        slot_table_patch(),
     ]
     patches.append(Patch(topk, Kind.AROUND, selector_candidates, _FINGERPRINTS[topk], "finds a selector's candidates"))
     if torch.cuda.is_available() and os.environ.get(FA3_PATHS) != "0":
@@ -91,6 +91,13 @@ def selector_candidates(
         return values.to(scores.dtype), indices
     values, indices = scores.topk(k, dim=-1)
     return values, indices
+
+
+def slot_table_patch() -> Patch:
+    """The patch that gives requests' slot tables room at the context limit; a long chain needs it, too."""
+    return Patch(
+        _SLOT_TABLE, Kind.AROUND, room_behind_context, "3ec5827c11b9ba54", "has slots past the longest context"
+    )
 
 
 def room_behind_context(original: Callable[[], int]) -> int:
