@@ -1,12 +1,15 @@
-"""FlashAttention-3's view of a tree's verify pass, worked out in two launches instead of about thirty.
+"""FlashAttention-3's view of a tree's verify pass, in fewer and shorter launches.
 
 SGLang runs a tree as a cascade: all nodes over the cached tokens, then each node over its own ancestors, listed in a
 page table of single tokens. Stock derives that table from the attention mask by gathers and a sort; the paths of the
-trees are known already, and a path's nodes in rising order are what the sort gives.
+trees are known already, and a path's nodes in rising order are what the sort gives. A second run of FlashAttention for
+a handful of keys a node and the merge of both results cost more than the cached tokens do; for another algorithm, UNO,
+SGLang has a kernel that does the two in one.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -41,3 +44,26 @@ def plan_suffixes(original: Callable[..., None], backend: Any, **kwargs: Any) ->
     )
     backend.forward_metadata = prefix
     backend.forward_metadata_spec_decode_expand = suffix
+
+
+def fuse_suffixes(
+    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, **kwargs: Any
+) -> Any:
+    """In place of `FlashAttentionBackend.forward_extend`: ancestors and merge in one kernel where a pass is over trees.
+
+    Stock asks whether the algorithm is UNO, and whether types, softcap and scales allow its kernel; the first is
+    answered for it while the layer runs. Its table is cut to the longest path, since the kernel's work grows with it.
+    """
+    paths = getattr(forward_batch.spec_info, "paths", None)
+    suffix = getattr(backend, "forward_metadata_spec_decode_expand", None)
+    if paths is None or suffix is None or not forward_batch.forward_mode.is_target_verify():
+        return original(backend, q, k, v, layer, forward_batch, **kwargs)
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algorithm, short = forward_batch.spec_algorithm, copy.copy(suffix)
+    short.page_table = suffix.page_table[:, : paths.width]
+    forward_batch.spec_algorithm, backend.forward_metadata_spec_decode_expand = SpeculativeAlgorithm.UNO, short
+    try:
+        return original(backend, q, k, v, layer, forward_batch, **kwargs)
+    finally:
+        forward_batch.spec_algorithm, backend.forward_metadata_spec_decode_expand = algorithm, suffix

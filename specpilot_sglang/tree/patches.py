@@ -11,13 +11,13 @@ import torch
 
 from specpilot_sglang.patching import Kind, Patch
 from specpilot_sglang.plugin import counters
-from specpilot_sglang.tree.fa3 import plan_suffixes
+from specpilot_sglang.tree.fa3 import fuse_suffixes, plan_suffixes
 from specpilot_sglang.tree.gated_delta import plan_state_memory, shrink_state_pool, verify_layer
 from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.tiers import rows_of_all_widths, sizes_of_width
 from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, steps_of_width, tree_worker
 
-#: Set to 0, fa3's page tables of a tree come from its mask as in stock; else from its paths (`tree.fa3`).
+#: Set to 0, fa3 treats a tree as stock does: page tables from its mask, a second attention over ancestors (`tree.fa3`).
 FA3_PATHS = "SPECPILOT_TREE_FA3_PATHS"
 
 _FINGERPRINTS = {
@@ -34,6 +34,7 @@ _FINGERPRINTS = {
     "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture": "774a06324221035f",
     "sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows": "ddbe148fc6b5bca7",
 }
+_EXTEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend.forward_extend"
 _SLOT_TABLE = "sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len"
 
 
@@ -70,6 +71,7 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
         patches.append(Patch(attention, Kind.AROUND, plan_suffixes, _FINGERPRINTS[attention], why))
+        patches.append(Patch(_EXTEND, Kind.AROUND, fuse_suffixes, "80c6c9b811ed1c10", "attends ancestors and merges"))
     if tree.gated_delta:
         why = "keeps nodes' inputs in place of their states"
         patches += [
