@@ -22,7 +22,7 @@ from specpilot_sglang.kernels.tree_build.scores import MarginalScores
 
 KEY_HEADS, VALUE_HEADS, DIM, TAPS, LAYERS = 16, 48, 128, 4, 12
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM
-PLANS = [(64, 16, 3), (64, 32, 3), (64, 16, 4), (64, 32, 2), (64, 64, 2), (32, 32, 3)]
+PLANS = [(64, 32, 2), (64, 16, 3), (64, 32, 3), (64, 16, 4), (64, 64, 2), (32, 32, 3)]
 
 
 class Layers:

@@ -21,7 +21,7 @@ from specpilot_sglang.kernels.gated_delta.tree_solve_kernel import BAND, solve_k
 
 _TILE = 32
 #: State rows a program, key columns at a time, and stages of `verify`.
-_PLAN = (64, 16, 3)
+_PLAN = (64, 32, 2)
 #: Key columns that the sums among nodes take at a time.
 _SOLVE_COLUMNS = 64
 #: Registers a thread up to 32 rows a tree, so that six programs share a multiprocessor: all of 8 requests at once.
