@@ -38,6 +38,7 @@ def gemm(
     table: Annotated[Path | None, typer.Option(help="Dispatch table to write this GPU's entry into.")] = None,
 ) -> None:
     """Time W12, its 8-bit view and the best BF16 kernel per shape and number of tokens; random normal weights."""
+    asked, numbers = [_pair(text) for text in shape or ()], _counts(tokens)
     import torch
 
     if not torch.cuda.is_available():
@@ -45,8 +46,7 @@ def gemm(
     from specpilot_sglang.kernels.w12_gemm import bench, dispatch
     from specpilot_sglang.kernels.w12_gemm.bench_report import Report, plot_ratios, plot_roofline
 
-    shapes = [_pair(text) for text in shape or ()] or list(bench.SHAPES)
-    counts = [int(t) for t in tokens.split(",") if t] or list(bench.TOKENS)
+    shapes, counts = asked or list(bench.SHAPES), numbers or list(bench.TOKENS)
     console = Console(width=120)
     out.mkdir(parents=True, exist_ok=True)
     report = Report(_about(escapes), bench.copy_ceiling(), [])
@@ -72,10 +72,25 @@ def gemm(
 
 def _pair(text: str) -> tuple[int, int]:
     try:
-        n, k = (int(v) for v in text.split(","))
+        n, k = _positive(text)
     except ValueError as exc:
         raise SpecPilotError(f"{text!r} is no shape", where="--shape", fix="give N,K, for example 14336,5120") from exc
     return n, k
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return _positive(text) if text else []
+    except ValueError as exc:
+        fix = "give whole numbers from 1 on with commas, for example 1,16,256"
+        raise SpecPilotError(f"{text!r} are no numbers of tokens", where="--tokens", fix=fix) from exc
+
+
+def _positive(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
 
 
 def _line(cell: list[Timing], copy: float) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-import click
 import typer
 
 from specpilot_sglang import __version__
 from specpilot_sglang.cli import ab, bench, cost, demo, doctor, eval_cmd, loop, nightly, overlay, serve, w12
 from specpilot_sglang.errors import EXIT_ERROR, SpecPilotError
+
+#: What a wrong usage raises. Typer brings its own copy of click, so click's exceptions are none of its.
+_USAGE: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     name="specpilot",
@@ -47,10 +50,10 @@ def run() -> None:
         code = app(standalone_mode=False)
     except SpecPilotError as exc:
         sys.exit(_fail(exc.line()))
-    except click.ClickException as exc:
+    except _USAGE as exc:
         exc.show()
         sys.exit(EXIT_ERROR)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
