@@ -4,7 +4,8 @@ SGLang runs a tree as a cascade: all nodes over the cached tokens, then each nod
 page table of single tokens. Stock derives that table from the attention mask by gathers and a sort; the paths of the
 trees are known already, and a path's nodes in rising order are what the sort gives. A second run of FlashAttention for
 a handful of keys a node and the merge of both results cost more than the cached tokens do; for another algorithm, UNO,
-SGLang has a kernel that does the two in one.
+SGLang has a kernel that does the two in one. It is right at these shapes on a GPU, but no server has run with it yet,
+so it has to be asked for.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ def plan_suffixes(original: Callable[..., None], backend: Any, **kwargs: Any) ->
 
 
 def fuse_suffixes(
-    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, **kwargs: Any
+    original: Callable[..., Any],
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """In place of `FlashAttentionBackend.forward_extend`: ancestors and merge in one kernel where a pass is over trees.
 
@@ -57,13 +66,13 @@ def fuse_suffixes(
     paths = getattr(forward_batch.spec_info, "paths", None)
     suffix = getattr(backend, "forward_metadata_spec_decode_expand", None)
     if paths is None or suffix is None or not forward_batch.forward_mode.is_target_verify():
-        return original(backend, q, k, v, layer, forward_batch, **kwargs)
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     algorithm, short = forward_batch.spec_algorithm, copy.copy(suffix)
     short.page_table = suffix.page_table[:, : paths.width]
     forward_batch.spec_algorithm, backend.forward_metadata_spec_decode_expand = SpeculativeAlgorithm.UNO, short
     try:
-        return original(backend, q, k, v, layer, forward_batch, **kwargs)
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
     finally:
         forward_batch.spec_algorithm, backend.forward_metadata_spec_decode_expand = algorithm, suffix

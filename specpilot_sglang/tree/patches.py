@@ -17,8 +17,10 @@ from specpilot_sglang.tree.settings import TreeSettings
 from specpilot_sglang.tree.tiers import rows_of_all_widths, sizes_of_width
 from specpilot_sglang.tree.worker import TREE_GRAPHS, TREE_NODES, TREE_STEPS, steps_of_width, tree_worker
 
-#: Set to 0, fa3 treats a tree as stock does: page tables from its mask, a second attention over ancestors (`tree.fa3`).
+#: Set to 0, fa3's page tables of a tree come from its mask as in stock; else from its paths (`tree.fa3`).
 FA3_PATHS = "SPECPILOT_TREE_FA3_PATHS"
+#: Set to 1, ancestors are attended by SGLang's fused kernel (`tree.fa3.fuse_suffixes`); no server was measured with it.
+FA3_FUSED = "SPECPILOT_TREE_FA3_FUSED"
 
 _FINGERPRINTS = {
     "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2": "4a6fd5173f764c8d",
@@ -71,7 +73,10 @@ def tree_patches(tree: TreeSettings, steps_counter: str) -> list[Patch]:
         # Its module needs a GPU's libraries to be imported at all.
         why = "lists each node's ancestors"
         patches.append(Patch(attention, Kind.AROUND, plan_suffixes, _FINGERPRINTS[attention], why))
-        patches.append(Patch(_EXTEND, Kind.AROUND, fuse_suffixes, "80c6c9b811ed1c10", "attends ancestors and merges"))
+        if os.environ.get(FA3_FUSED) == "1":
+            patches.append(
+                Patch(_EXTEND, Kind.AROUND, fuse_suffixes, "80c6c9b811ed1c10", "attends ancestors and merges")
+            )
     if tree.gated_delta:
         why = "keeps nodes' inputs in place of their states"
         patches += [

@@ -1,4 +1,4 @@
-"""A verify pass over trees has its ancestors attended by SGLang's fused kernel, and nothing else has."""
+"""Asked for, a verify pass over trees has its ancestors attended by SGLang's fused kernel, and nothing else has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_of(spec_info, verify=True):
     return SimpleNamespace(spec_info=spec_info, forward_mode=mode, spec_algorithm="own")
 
 
-def seen_by_stock(forward_batch, table, fail=False):
+def seen_by_stock(forward_batch, table, fail=False, by_position=False):
     """What stock's layer finds while it runs, and what stands in the batch and the backend afterwards."""
     suffix = SimpleNamespace(page_table=table, cache_seqlens_int32="lengths")
     backend = SimpleNamespace(forward_metadata_spec_decode_expand=suffix)
@@ -32,7 +32,11 @@ def seen_by_stock(forward_batch, table, fail=False):
         return q, save_kv_cache
 
     try:
-        result = fuse_suffixes(stock, backend, "q", "k", "v", "layer", forward_batch, save_kv_cache=False)
+        if by_position:
+            # So the backend of hybrid models calls its full attention; others give the name.
+            result = fuse_suffixes(stock, backend, "q", "k", "v", "layer", forward_batch, False)
+        else:
+            result = fuse_suffixes(stock, backend, "q", "k", "v", "layer", forward_batch, save_kv_cache=False)
         assert result == ("q", False)
     finally:
         assert forward_batch.spec_algorithm == "own"
@@ -41,9 +45,11 @@ def seen_by_stock(forward_batch, table, fail=False):
     return seen
 
 
-def test_trees_are_attended_by_the_fused_kernel_over_their_longest_path():
+@pytest.mark.parametrize("by_position", [False, True])
+def test_trees_are_attended_by_the_fused_kernel_over_their_longest_path(by_position):
     table = torch.arange(16 * 8).view(16, 8)
-    seen = seen_by_stock(batch_of(SimpleNamespace(paths=TreePaths.of(PARENTS, 4))), table)
+    trees = SimpleNamespace(paths=TreePaths.of(PARENTS, 4))
+    seen = seen_by_stock(batch_of(trees), table, by_position=by_position)
     assert seen["algorithm"].is_uno()
     assert seen["lengths"] == "lengths"
     assert seen["table"].shape == (16, 4)
