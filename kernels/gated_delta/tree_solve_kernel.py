@@ -88,6 +88,37 @@ def solve(between, wanted, depth, BANDS: tl.constexpr, SIZE: tl.constexpr, PRECI
 
 
 @triton.jit
+def products(
+    keys,
+    q_from_k,
+    stride,
+    node,
+    inside,
+    KEY_DIM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Products of all nodes' keys with each other and with all queries, and the squares of both."""
+    kk, kq = tl.zeros([SLOTS, SLOTS], tl.float32), tl.zeros([SLOTS, SLOTS], tl.float32)
+    k_square, q_square = tl.zeros([SLOTS], tl.float32), tl.zeros([SLOTS], tl.float32)
+    for start in tl.static_range(0, KEY_DIM, CHUNK):
+        at = node[:, None] * stride + (start + tl.arange(0, CHUNK))[None, :]
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+        q = tl.load(keys + q_from_k + at, mask=inside[:, None], other=0.0)
+        k_square += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
+        q_square += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
+        if PARTS:
+            kk = tl.dot(k, tl.trans(k), kk)
+            kq = tl.dot(k, tl.trans(q), kq)
+        else:
+            kk = tl.dot(k.to(tl.float32), tl.trans(k.to(tl.float32)), kk, input_precision=PRECISION)
+            kq = tl.dot(k.to(tl.float32), tl.trans(q.to(tl.float32)), kq, input_precision=PRECISION)
+    return kk, kq, k_square, q_square
+
+
+@triton.jit
 def solve_kernel(
     k_ptr,
     a_ptr,
@@ -134,20 +165,9 @@ def solve_kernel(
         # The next kernel reads the state meanwhile; it waits before it reads what is written here.
         tl.extra.cuda.gdc_launch_dependents()
     keys = k_ptr + first * qkv_stride + (head // (VALUE_HEADS // KEY_HEADS)) * KEY_DIM
-    kk, kq = tl.zeros([SLOTS, SLOTS], tl.float32), tl.zeros([SLOTS, SLOTS], tl.float32)
-    k_square, q_square = tl.zeros([SLOTS], tl.float32), tl.zeros([SLOTS], tl.float32)
-    for start in tl.static_range(0, KEY_DIM, CHUNK):
-        at = node[:, None] * qkv_stride + (start + tl.arange(0, CHUNK))[None, :]
-        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-        q = tl.load(keys + q_from_k + at, mask=inside[:, None], other=0.0)
-        k_square += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
-        q_square += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
-        if PARTS:
-            kk = tl.dot(k, tl.trans(k), kk)
-            kq = tl.dot(k, tl.trans(q), kq)
-        else:
-            kk = tl.dot(k.to(tl.float32), tl.trans(k.to(tl.float32)), kk, input_precision=PRECISION)
-            kq = tl.dot(k.to(tl.float32), tl.trans(q.to(tl.float32)), kq, input_precision=PRECISION)
+    kk, kq, k_square, q_square = products(
+        keys, q_from_k, qkv_stride, node, inside, KEY_DIM, SLOTS, CHUNK, PRECISION, PARTS
+    )
     k_norm = 1.0 / tl.sqrt(k_square + EPS)
     q_norm = (KEY_DIM**-0.5) / tl.sqrt(q_square + EPS)
     a_log = tl.load(a_log_ptr + head).to(tl.float32)
