@@ -81,3 +81,43 @@ def test_committing_launches_the_same_for_any_number_of_layers(monkeypatch):
 
     assert launched(3) == launched(24)
     assert len(launched(24)) <= 6
+
+
+class Sampling:
+    """A sampled batch on a GPU, each request with top-k, top-p and min-p."""
+
+    is_all_greedy, sampling_seed = False, None
+    need_top_k_sampling = need_top_p_sampling = need_min_p_sampling = True
+
+    def __init__(self, requests):
+        self.top_ks = torch.ones(requests, dtype=torch.int32, device="cuda")
+        self.temperatures, self.top_ps, self.min_ps = torch.ones(3, requests, device="cuda")
+
+    def __len__(self):
+        return len(self.top_ks)
+
+
+def test_sampling_and_penalties_never_wait_for_the_device():
+    """The value of a fake tensor cannot be read, and tensors of two devices do not mix."""
+    from specpilot_sglang.kernels.tree_build.launch import LinkedTrees
+    from specpilot_sglang.kernels.tree_build.tree import AcceptedPath
+    from specpilot_sglang.tree.accept import target_tokens
+    from specpilot_sglang.tree.penalties import Penalties
+
+    asked = {"frequency_penalty": 0.1, "presence_penalty": 0.2, "repetition_penalty": 1.1, "min_new_tokens": 3}
+    params = SimpleNamespace(**asked, stop_token_ids={4})
+    req = SimpleNamespace(sampling_params=params, output_ids=[1, 2], eos_token_ids={3}, tokenizer=None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        pools, logits = torch.ones(3, dtype=torch.int64, device="cuda"), torch.zeros(24, 500, device="cuda")
+        chosen = target_tokens(logits, Sampling(3), SimpleNamespace(max_top_k=20), pools.new_zeros(24))
+        assert chosen.is_cuda
+        batch = SimpleNamespace(
+            reqs=[req] * 3, req_pool_indices=pools, decoding_reqs=None, sampling_info=SimpleNamespace()
+        )
+        penalties = Penalties(10, 500, "cuda")
+        penalties.start(batch)
+        penalties.add_one(pools, pools.int())
+        penalties.apply(logits, batch, LinkedTrees.empty(3, 8, "cuda").trees)
+        wide, narrow = pools.new_zeros(3, 8), pools.new_zeros(3, 5)
+        path = AcceptedPath(narrow, narrow, pools.int(), wide, pools, pools, narrow, narrow, narrow)
+        penalties.add(pools, path)
