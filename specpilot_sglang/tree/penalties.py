@@ -40,7 +40,10 @@ class Penalties:
             if not neutral(req.sampling_params):
                 counts = self.counts.index_select(0, pools[i : i + 1])
                 added[i : i + 1], scaled[i : i + 1] = _terms(req, counts, counts.sum(-1))
-        batch.sampling_info.acc_additive_penalties, batch.sampling_info.acc_scaling_penalties = added, scaled
+        batch.sampling_info.acc_additive_penalties = added
+        # SGLang compiles what scales, when it first does.
+        scales = any(req.sampling_params.repetition_penalty != 1 for req in batch.reqs)
+        batch.sampling_info.acc_scaling_penalties = scaled if scales else None
 
     def add_one(self, pools: torch.Tensor, tokens: torch.Tensor) -> None:
         """Count a token a request; `pools` int [batch], the requests' rows, `tokens` int [batch]."""

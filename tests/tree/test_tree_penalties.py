@@ -106,6 +106,9 @@ def test_prefills_are_penalised_by_sglangs_sampler_for_what_requests_had_emitted
     found = torch.where(found < 0, found * scale, found / scale)
     for i, (req, emitted) in enumerate(zip(batch.reqs, ([], [], [], [4, 4, 9], [], [6, 6, 6]), strict=True)):
         assert torch.allclose(found[i], by_hand(logits[i], req.sampling_params, emitted), atol=1e-5), i
+    unscaled = batch_of([request(frequency_penalty=1.0)], torch.tensor([4]))
+    penalties.start(unscaled)
+    assert unscaled.sampling_info.acc_scaling_penalties is None
     penalties.add_one(batch.req_pool_indices, torch.tensor([0, 0, 0, 0, 0, 8]))
     assert penalties.counts[2].nonzero().flatten().tolist() == [6, 8]
 
