@@ -68,7 +68,12 @@ def _step_counter(algorithm: str | None) -> Iterable[Patch]:
 
 def _tree(active: Active) -> Iterable[Patch]:
     if active.tree is None:
-        return []
+        if active.algorithm != "DFLASH":
+            return []
+        from specpilot_sglang.tree.patches import slot_table_patch
+
+        # A chain's blocks reach past the context limit as a tree's rows do.
+        return [slot_table_patch()]
     from specpilot_sglang.tree.patches import tree_patches
     from specpilot_sglang.tree.settings import TreeSettings
 

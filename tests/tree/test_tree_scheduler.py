@@ -89,6 +89,23 @@ def test_hybrid_trees_answer_as_plain_decoding_with_aborts_prefix_hits_and_retra
     assert found["hits"]["tree_nodes_verified"] >= BUDGET * found["hits"]["tree_steps"]
 
 
+def test_a_long_chain_answers_up_to_the_context_limit(hybrid):
+    """Each step reserves two blocks behind a request: stock's slot table is too short for blocks of 16 at the limit."""
+    folder, plain, tree = hybrid
+    drafter = write_drafter(folder / "long", block_size=16)
+    chain = folder / "chain"
+    chain.mkdir()
+    (chain / "overlay.yaml").write_text("name: chain\ntree: {kind: chain}\n")
+    limit = ["--context-length", "100"]
+    args = [str(drafter) if part == str(folder / "drafter") else part for part in tree[:-1]]
+    asked = [{"ids": [5, 6, 7, 8], "sampling": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}}] * 2
+    quiet = {"SGLANG_TEST_RETRACT": "0"}
+    expected, found = (run(folder, a, asked, **quiet) for a in ([*plain, *limit], [*args, str(chain), *limit]))
+    assert found["outputs"] == expected["outputs"]
+    assert [reason["type"] for reason in found["finish"]] == ["length"] * 2
+    assert found["hits"]["speculative_steps"] > 0
+
+
 def joining():
     """Requests that come alone, then two, then six at once, then fewer and fewer."""
     dice = random.Random(9)
