@@ -1,4 +1,4 @@
-"""Gated DeltaNet over draft trees: verify all nodes in one launch, commit the accepted path of all layers in one.
+"""Gated DeltaNet over draft trees: verify all nodes in two launches, commit the accepted path of all layers in one.
 
 Between the two only the layers' inputs of each node are kept. With Qwen3.5-27B's shapes that is 41 KB a node and
 layer where a stored state is 3.1 MB.
