@@ -66,8 +66,9 @@ def verify(
 ) -> torch.Tensor:
     """Outputs of every node, each from its own path; states stay as they are.
 
-    One read of the state serves all nodes. Arithmetic is float32 from the state on (products of BF16 inputs are
-    exact, sums of node products run as three TF32 parts); nothing is rounded to the state's type between nodes.
+    One read of the state serves all nodes; what does not need it comes from a kernel before, which on Hopper ends
+    while the state is read already. Arithmetic is float32 from the state on (products of BF16 inputs are exact, those
+    of float32 numbers run as three TF32 or six BF16 parts); nothing is rounded to the state's type between nodes.
 
     Args:
         q, k: [batch * nodes, key heads, key dim], not normalised; rows may be strided, alike in q, k and v.
